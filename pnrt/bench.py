@@ -1,0 +1,137 @@
+"""Tokens per second of a loaded model, the way llama-bench counts them.
+
+A prompt run reads `prompt` tokens into an empty state; a generation run produces `generate` tokens
+one at a time from an empty state. Each is repeated after one warm-up that is not counted. Compile
+and load times are reported apart, never mixed into a median.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pnrt import __version__
+from pnrt.errors import ModelError
+
+if TYPE_CHECKING:
+    from pnrt.generate import Model
+
+
+def bench(
+    model: Model,
+    prompt: int = 512,
+    generate: int = 128,
+    repeats: int = 3,
+    chunk: int = 512,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Time a model.
+
+    Args:
+        model: what `pnrt.load` returned.
+        prompt, generate: tokens per run; 0 leaves that half out.
+        repeats: counted runs of each.
+        chunk: tokens per call while the prompt is read.
+        progress: called with (what runs, runs done, runs in all).
+    Returns:
+        a dict ready for JSON: runs (each name, tokens, seconds, and median, low and high in tokens
+        per second), threads and machine.
+    Raises:
+        ModelError: sizes that make no sense for this model.
+    """
+    limit = getattr(model, "context", None) or model.config.context_length
+    if min(prompt, generate) < 0 or repeats < 1 or prompt + generate == 0:
+        raise ModelError("bench needs -p or -n above zero and at least one repeat.")
+    if max(prompt, generate) > limit:
+        raise ModelError(
+            f"{max(prompt, generate)} tokens do not fit the context of {limit}; use fewer."
+        )
+    # arbitrary but fixed tokens: the time does not depend on which
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(prompt, generate))
+    tokens = [int(t) for t in tokens]
+
+    def read() -> None:
+        model.eval(tokens[:prompt], chunk=chunk)
+
+    def write() -> None:
+        for token in tokens[:generate]:
+            model.eval([token])
+
+    jobs = [(f"pp{prompt}", prompt, read), (f"tg{generate}", generate, write)]
+    jobs = [job for job in jobs if job[1]]
+    total = len(jobs) * (repeats + 1)
+    runs, done = [], 0
+    for name, count, job in jobs:
+        seconds = []
+        for _ in range(repeats + 1):
+            if progress:
+                progress(name, done, total)
+            model.reset()
+            start = time.perf_counter()
+            job()
+            seconds.append(time.perf_counter() - start)
+            done += 1
+        runs.append(_run(name, count, seconds[1:]))
+    model.reset()
+    return {"runs": runs, "threads": model.threads, "machine": machine()}
+
+
+def _run(name: str, tokens: int, seconds: list[float]) -> dict[str, Any]:
+    speeds = [tokens / s for s in seconds]
+    return {
+        "name": name,
+        "tokens": tokens,
+        "seconds": seconds,
+        "median": statistics.median(speeds),
+        "low": min(speeds),
+        "high": max(speeds),
+    }
+
+
+def versions(names: tuple[str, ...] = ("numba", "llvmlite", "numpy")) -> dict[str, str | None]:
+    """Installed versions of packages; None for one that is missing."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def cpu_model() -> str:
+    """The processor's name as the system states it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        # no /proc outside Linux
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """What a measured number needs next to it to mean anything later."""
+    from pnrt import jit
+
+    threads, reason = jit.default_threads()
+    return {
+        "cpu": cpu_model(),
+        "target": jit.cpu_target()[0],
+        "cpus": os.cpu_count(),
+        "default_threads": threads,
+        "threads_because": reason,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "pnrt": __version__,
+        **versions(),
+    }
