@@ -5,7 +5,7 @@ starts from an empty state, its first half is only read, and of the second half 
 last is asked for its successor. If the tokenizer adds a beginning-of-text token, the first token
 of each window is replaced by it.
 
-The Kullback-Leibler divergence is exact: both models' float32 logits, softmax in float64, all of the
+The Kullback-Leibler divergence is exact: both models' float32 logits, softmax in float64, the whole
 vocabulary, no base file. Nothing is rounded to 16 bits or clipped.
 
 Both functions are generators: they yield the running result after every window, the last one is the
@@ -52,12 +52,12 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changes when `model` stands in for `base`; the KL divergence is KL(base || model), in nats.
+    """What changes when `model` stands in for `base`; kld is KL(base || model) in nats.
 
     Attributes:
         same_top: share of positions where both models put the same token first.
-        first_flip: (token position in the text, base's top-1 margin in logits) of the first position
-            where they do not, or None.
+        first_flip: the first position where they do not, or None: (token position in the text,
+            base's margin between its first and second token in logits).
         log_ratio: ln(perplexity of model / perplexity of base), with the error of the paired
             difference.
     """
@@ -168,7 +168,7 @@ def compare(base: Model, model: Model, cut: np.ndarray) -> Iterator[Comparison]:
 
 
 def _scored(model: Model, window: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Logits [T, V] float32 of a window's second half and the tokens that followed [T], in slices."""
+    """Logits [T, V] float32 of a window's second half and the tokens [T] that came, in slices."""
     half = len(window) // 2
     model.reset()
     model.eval([int(t) for t in window[:half]])

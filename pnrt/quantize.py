@@ -1,0 +1,424 @@
+"""Which tensor gets which weight format, and the file that follows from it.
+
+`plan` decides and computes nothing; `quantize_file` carries a plan out, a few megabytes of rows
+at a time. Everything that is not the weight matrix of a product (norms, biases, vectors,
+convolution taps, rope factors) is copied byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
+from pnrt.errors import FileError, FormatError, ModelError, PnrtError
+from pnrt.formats import FORMATS
+from pnrt.models.rotation import read_rotation
+
+if TYPE_CHECKING:
+    from pnrt.container.gguf import GGUFFile, TensorInfo
+
+Progress = Callable[[str, int, int], None]
+
+# weights decoded at a time: 4 million float32 are 16 MB
+CHUNK = 1 << 22
+
+# matrices that no product reads: convolution taps and the gates of expert layers
+_KEPT = re.compile(r"(_norm|conv1d|ffn_gate_inp|rope_freqs|position_embd)")
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A rule from tensor class to formats; the first format whose block divides K is taken.
+
+    Attributes:
+        matrix: formats for the weight matrices of the blocks.
+        ends: formats for `token_embd` and `output`.
+        special: (regex, formats) pairs that come before `matrix`.
+        file_type: the number for `general.file_type`, or None where ggml has none for the mix.
+    """
+
+    title: str
+    matrix: tuple[str, ...]
+    ends: tuple[str, ...] = ("q8_0", "f16")
+    special: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    file_type: int | None = None
+
+    def formats(self, name: str) -> tuple[str, ...]:
+        """The formats to try for the tensor `name`, best first."""
+        for pattern, formats in self.special:
+            if re.search(pattern, name):
+                return formats
+        return self.ends if name in ("token_embd.weight", "output.weight") else self.matrix
+
+
+_PN3 = ("pn3t", "pn4t", "q8_0", "f16")
+_PN4 = ("pn4t", "q8_0", "f16")
+_SMALL = (r"ssm_(alpha|beta)\.", ("q8_0", "f16"))
+
+MIXES: dict[str, Mix] = {
+    "pn3": Mix("pn3t where K divides by 80, else pn4t", _PN3, special=(_SMALL,)),
+    "pn4": Mix("pn4t", _PN4, special=(_SMALL,)),
+    "p0k": Mix(
+        "the mix of Qwen3.8-27B-PN3: pn3t, pn4t for attn_k and attn_v, q3_K embedding, q4_K output",
+        _PN3,
+        special=(
+            _SMALL,
+            (r"attn_[kv]\.", _PN4),
+            (r"^token_embd\.", ("q3_K", "q8_0", "f16")),
+            (r"^output\.", ("q4_K", "q8_0", "f16")),
+        ),
+    ),
+    "q4_k_m": Mix(
+        "q4_K; q6_K for attn_v, ffn_down and output",
+        ("q4_K", "q8_0", "f16"),
+        ends=("q6_K", "q8_0", "f16"),
+        special=(
+            _SMALL,
+            (r"(attn_v|ffn_down)\.", ("q6_K", "q8_0", "f16")),
+            (r"^token_embd\.", ("q4_K", "q8_0", "f16")),
+        ),
+        file_type=15,
+    ),
+    "q8_0": Mix("q8_0", ("q8_0", "f16"), file_type=7),
+    "q4_0": Mix("q4_0", ("q4_0", "q8_0", "f16"), file_type=2),
+    "f16": Mix("f16", ("f16",), ends=("f16",), file_type=1),
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one tensor. shape is row-major; source and target are format names."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: str
+    target: str
+    reason: str
+    source_bytes: int
+    target_bytes: int
+
+    @property
+    def kept(self) -> bool:
+        """True where the bytes are copied."""
+        return self.source == self.target
+
+
+@dataclass
+class TensorReport:
+    """How far a written tensor is from its source.
+
+    Attributes:
+        relative_rms: sqrt(sum (y - x)^2 / sum x^2); 0 for an all-zero tensor.
+        max_error: largest |y - x|.
+        worst_block: (row, block, relative RMS of that block) with the largest squared error.
+    """
+
+    name: str
+    source: str
+    target: str
+    relative_rms: float = 0.0
+    max_error: float = 0.0
+    worst_block: tuple[int, int, float] = (0, 0, 0.0)
+    _error: float = field(default=0.0, repr=False)
+    _energy: float = field(default=0.0, repr=False)
+    _worst: float = field(default=-1.0, repr=False)
+
+    def add(self, first_row: int, x: np.ndarray, y: np.ndarray, block: int) -> None:
+        """Take in rows x [N, K] float32 and what they became, y [N, K] float32."""
+        difference = y.astype(np.float64) - x
+        self.max_error = max(self.max_error, float(np.abs(difference).max(initial=0.0)))
+        error = (difference**2).reshape(len(x), -1, block).sum(axis=2)
+        energy = (x.astype(np.float64) ** 2).reshape(len(x), -1, block).sum(axis=2)
+        self._error += float(error.sum())
+        self._energy += float(energy.sum())
+        self.relative_rms = (self._error / self._energy) ** 0.5 if self._energy else 0.0
+        row, column = np.unravel_index(int(error.argmax()), error.shape)
+        if error[row, column] > self._worst:
+            self._worst = float(error[row, column])
+            total = float(energy[row, column])
+            relative = (self._worst / total) ** 0.5 if total else 0.0
+            self.worst_block = (first_row + int(row), int(column), relative)
+
+
+def plan(file: GGUFFile, mix: str, overrides: Sequence[tuple[str, str]] = ()) -> list[Decision]:
+    """Decide the format of every tensor, in file order.
+
+    Args:
+        file: an open GGUF file.
+        mix: a name in MIXES.
+        overrides: (regex, format) pairs; the first whose regex matches somewhere in the name wins.
+    Returns:
+        one Decision per tensor.
+    Raises:
+        ModelError: unknown mix, unknown format, bad regex, or a regex that matches no matrix.
+        FormatError: an override names a format whose block does not divide K, or a matrix is
+            stored in a format pnrt cannot decode.
+    """
+    if mix not in MIXES:
+        raise ModelError(f"--mix {mix}: no such mix. pnrt has {', '.join(MIXES)}.")
+    rules = [_rule(pattern, name) for pattern, name in overrides]
+    used: set[str] = set()
+    decisions = [_decide(file, info, MIXES[mix], rules, used) for info in file.tensors.values()]
+    for pattern, name in rules:
+        if pattern.pattern not in used:
+            raise ModelError(
+                f"--tensor-type {pattern.pattern}={name}: in {file.path} the pattern matches no "
+                "weight matrix that an earlier one left over. `pnrt inspect` lists the names."
+            )
+    return decisions
+
+
+def _rule(pattern: str, name: str) -> tuple[re.Pattern[str], str]:
+    where = f"--tensor-type {pattern}={name}"
+    writable = [f.name for f in FORMATS.values() if f.type_id is not None]
+    if name not in writable:
+        raise ModelError(f"{where}: no format {name!r} can be written. {', '.join(writable)} can.")
+    try:
+        return re.compile(pattern), name
+    except re.error as problem:
+        raise ModelError(f"{where}: not a regular expression ({problem}).") from None
+
+
+def _decide(
+    file: GGUFFile,
+    info: TensorInfo,
+    mix: Mix,
+    rules: list[tuple[re.Pattern[str], str]],
+    used: set[str],
+) -> Decision:
+    source = info.format.name if info.format else f"type {info.type_id}"
+
+    def keep(reason: str) -> Decision:
+        return Decision(info.name, info.shape, source, source, reason, info.nbytes, info.nbytes)
+
+    if len(info.shape) != 2 or not info.name.endswith(".weight") or _KEPT.search(info.name):
+        return keep("not the matrix of a product")
+    if info.format is None:
+        raise FormatError(
+            f"{file.path}: {info.name} has tensor type {info.type_id}, which pnrt cannot decode; "
+            f"it decodes {', '.join(FORMATS)}. Quantize from the original file instead."
+        )
+    n, k = info.shape
+    target, reason = None, ""
+    for pattern, name in rules:
+        if pattern.search(info.name):
+            used.add(pattern.pattern)
+            if k % FORMATS[name].block:
+                raise FormatError(
+                    f"{file.path}: {info.name} has rows of {k} weights; {name} needs a multiple of "
+                    f"{FORMATS[name].block}. Rows are never padded: choose another format for it."
+                )
+            target, reason = name, f"--tensor-type {pattern.pattern}"
+            break
+    if target is None:
+        target, reason = _first_that_divides(info.name, k, mix)
+    if target == source:
+        return keep(f"already {source}")
+    size = n * FORMATS[target].row_bytes(k)
+    return Decision(info.name, info.shape, source, target, reason, info.nbytes, size)
+
+
+def _first_that_divides(name: str, k: int, mix: Mix) -> tuple[str, str]:
+    skipped = []
+    for target in mix.formats(name):
+        if target in FORMATS and k % FORMATS[target].block == 0:
+            return target, "; ".join(skipped) or "mix"
+        if target in FORMATS:
+            skipped.append(f"K = {k} is no multiple of {target}'s {FORMATS[target].block}")
+        else:
+            skipped.append(f"this version does not write {target}")
+    raise FormatError(
+        f"{name}: no format of the mix ({', '.join(mix.formats(name))}) takes K = {k}."
+    )
+
+
+def quantize_file(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    mix: str,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    rotation: str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> list[TensorReport]:
+    """Write `source` to `target` with the formats of a mix.
+
+    The target appears under its name only after every written block passed its format's rules and
+    the file was opened again and compared with what was sent to it.
+
+    Args:
+        source: GGUF file; quantized tensors in it are decoded first.
+        target: the file to write; must not be the source.
+        mix, overrides: see `plan`.
+        rotation: `none` for a PN source that does not say whether its weights are rotated.
+        threads: threads of the quantizers; the bytes do not depend on it.
+        progress: called with (tensor name, bytes of the source done, bytes of the source).
+    Returns:
+        one TensorReport per tensor that changed.
+    Raises:
+        FormatError: a value is not finite, or a written block breaks its format's rules.
+        FileError, ModelError: bad source, target equal to source, target cannot be written.
+    """
+    target = Path(target)
+    if target.exists() and os.path.samefile(source, target):
+        raise FileError(f"{target}: is the source itself; choose another name for the result.")
+    if not target.parent.is_dir():
+        raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
+    _set_threads(threads)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open_gguf(source) as file:
+            decisions = plan(file, mix, overrides)
+            metadata = _metadata(file, decisions, MIXES[mix], rotation)
+            job = _Job(file, decisions, progress)
+            plans = [job.plan(decision) for decision in decisions]
+            write_gguf(part, metadata, plans, alignment=file.alignment)
+        _verify(part, plans, job.hashes)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return list(job.reports.values())
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    import numba
+
+    if not 1 <= threads <= numba.config.NUMBA_NUM_THREADS:
+        raise ModelError(
+            f"--threads {threads}: 1 to {numba.config.NUMBA_NUM_THREADS} are possible here."
+        )
+    numba.set_num_threads(threads)
+
+
+class _Job:
+    """The state of one conversion: what was read, written and measured."""
+
+    def __init__(self, file: GGUFFile, decisions: list[Decision], progress: Progress | None):
+        self.file = file
+        self.progress = progress
+        self.total = sum(decision.source_bytes for decision in decisions)
+        self.done = 0
+        self.hashes: dict[str, bytes] = {}
+        self.reports: dict[str, TensorReport] = {}
+
+    def plan(self, decision: Decision) -> TensorPlan:
+        """The writer's view of one tensor."""
+        info = self.file.tensors[decision.name]
+        type_id = info.type_id if decision.kept else FORMATS[decision.target].type_id
+        shape, size = decision.shape, decision.target_bytes
+        return TensorPlan(decision.name, shape, type_id, size, lambda: self._data(decision))
+
+    def _data(self, decision: Decision) -> Iterator[memoryview]:
+        info = self.file.tensors[decision.name]
+        digest = hashlib.blake2b(digest_size=16)
+        chunks = self._raw(info) if info.format is None else self._rows(info, decision)
+        for data, source_bytes in chunks:
+            digest.update(data)
+            yield data
+            self.done += source_bytes
+            if self.progress:
+                self.progress(decision.name, self.done, self.total)
+        self.hashes[decision.name] = digest.digest()
+
+    def _raw(self, info: TensorInfo) -> Iterator[tuple[memoryview, int]]:
+        data = np.memmap(self.file.path, np.uint8, "r", info.offset, (info.nbytes,))
+        for start in range(0, info.nbytes, CHUNK):
+            part = data[start : start + CHUNK]
+            yield memoryview(np.ascontiguousarray(part)), len(part)
+
+    def _rows(self, info: TensorInfo, decision: Decision) -> Iterator[tuple[memoryview, int]]:
+        rows = self.file.rows(info.name)
+        step = max(1, CHUNK // max(1, info.columns))
+        target = FORMATS[decision.target]
+        report = TensorReport(info.name, decision.source, decision.target)
+        for first in range(0, len(rows), step):
+            old = np.ascontiguousarray(rows[first : first + step])
+            if decision.kept:
+                new = old
+                self._refuse_findings(info, info.format, first, new)
+                _refuse_non_finite(self.file, info, first, info.format.decode(old))
+            else:
+                x = info.format.decode(old)
+                _refuse_non_finite(self.file, info, first, x)
+                new = np.ascontiguousarray(target.quantize(x))
+                self._refuse_findings(info, target, first, new)
+                report.add(first, x, target.decode(new), target.block if target.block > 1 else 32)
+            yield memoryview(new).cast("B"), old.nbytes
+        if not decision.kept:
+            self.reports[info.name] = report
+
+    def _refuse_findings(self, info: TensorInfo, fmt, first: int, rows: np.ndarray) -> None:
+        for found in fmt.findings(rows):
+            raise FormatError(
+                f"{self.file.path}: {info.name} row {first + found.row} block {found.block}: "
+                f"{found.found}; {fmt.name} allows {found.allowed}. "
+                "Nothing was written; `pnrt check` lists everything that is wrong with the source."
+            )
+
+
+def _refuse_non_finite(file: GGUFFile, info: TensorInfo, first: int, x: np.ndarray) -> None:
+    bad = np.argwhere(~np.isfinite(x))
+    if len(bad):
+        row, column = (int(i) for i in bad[0])
+        more = f" (and {len(bad) - 1} more nearby)" if len(bad) > 1 else ""
+        raise FormatError(
+            f"{file.path}: {info.name} row {first + row} column {column} is {x[row, column]}{more};"
+            " weights must be finite. Nothing was written; convert the model again from its source."
+        )
+
+
+def _verify(path: Path, plans: list[TensorPlan], hashes: dict[str, bytes]) -> None:
+    """Open what was written and compare names, types, shapes and bytes with what was sent."""
+    with open_gguf(path) as file:
+        if list(file.tensors) != [p.name for p in plans]:
+            raise FileError(f"{path}: the tensors read back are not those written.")
+        for p in plans:
+            info = file.tensors[p.name]
+            if (info.type_id, tuple(info.shape)) != (p.type_id, tuple(p.shape)):
+                raise FileError(f"{path}: {p.name} reads back with another type or shape.")
+            data = np.memmap(path, np.uint8, "r", info.offset, (p.nbytes,))
+            digest = hashlib.blake2b(digest_size=16)
+            for start in range(0, p.nbytes, CHUNK):
+                digest.update(data[start : start + CHUNK])
+            if digest.digest() != hashes[p.name]:
+                raise FileError(
+                    f"{path}: the bytes of {p.name} read back differ from those written; "
+                    "the disk or the file system is at fault. Nothing was kept."
+                )
+
+
+def _metadata(file: GGUFFile, decisions: list[Decision], mix: Mix, rotation: str | None) -> list:
+    """The source's keys unchanged, but for the file type and what says how weights are rotated."""
+    has_pn = any(d.target in ("pn3t", "pn4t") for d in decisions)
+    was_pn = any(d.source in ("pn3t", "pn4t") for d in decisions)
+    drop = {"general.file_type", "general.quantization_version"}
+    kept = [entry for entry in file.raw_metadata() if entry[0] not in drop]
+    if mix.file_type is not None:
+        kept.append(("general.file_type", "u32", mix.file_type))
+    kept.append(("general.quantization_version", "u32", 2))
+    keys = {entry[0] for entry in kept}
+    if was_pn:
+        # a rotated source stays rotated: its keys travel; a silent one is refused here
+        read_rotation(file, rotation)
+    if (has_pn or was_pn) and not _says_rotation(keys):
+        kept.append(("pnrt.rotation.version", "u32", 1))
+        kept.append(("pnrt.rotation.type", "string", "none"))
+    return kept
+
+
+def _says_rotation(keys: set[str]) -> bool:
+    return any(key.startswith(("pnrt.rotation.", "prism.hadamard.")) for key in keys)
+
+
+__all__ = ["MIXES", "Decision", "Mix", "PnrtError", "TensorReport", "plan", "quantize_file"]
