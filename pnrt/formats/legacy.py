@@ -1,0 +1,79 @@
+"""ggml's block formats of 32 weights: q8_0, q4_0, q4_1.
+
+Byte j of the nibbles holds weight j in its low and weight j + 16 in its high half.
+The quantizers compute in float32, one rounding per operation, and match ggml's bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pnrt.formats.base import Format, Parts, field, half, inverse, join, largest, round_away
+
+
+def unpack_nibbles(raw: np.ndarray) -> np.ndarray:
+    """[n, 16] uint8 -> [n, 32] int32, low halves first."""
+    return np.concatenate([raw & 15, raw >> 4], axis=1).astype(np.int32)
+
+
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """[n, 32] codes 0..15 -> [n, 16] uint8, low halves first."""
+    codes = codes.astype(np.uint8)
+    return codes[:, :16] | codes[:, 16:] << 4
+
+
+class Bytes(Format):
+    """q8_0: d * n with signed bytes n; also the format of activations."""
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        return Parts(field(blocks, 2, 32, np.int8).astype(np.int32), half(blocks, 0)[:, None])
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d = np.abs(x).max(axis=1) / np.float32(127)
+        # where 1 / d overflows C leaves the codes undefined: here they stay within one byte
+        codes = np.clip(round_away(x * inverse(d)[:, None]), -127, 127)
+        return join(d.astype(np.float16), np.nan_to_num(codes).astype(np.int8))
+
+
+class Centred(Format):
+    """q4_0: d * (n - 8), the extreme weight on code 0, so d has the opposite sign."""
+
+    zero = 8
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        return Parts(unpack_nibbles(blocks[:, 2:]) - self.zero, half(blocks, 0)[:, None])
+
+    def codes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """x [n, 32] -> d [n] float32, codes [n, 32] uint8."""
+        # adding +0 makes the extreme of an all-zero block +0, so that its d is -0 as in ggml
+        d = (largest(x) + np.float32(0)) / np.float32(-self.zero)
+        n = x * inverse(d)[:, None] + np.float32(self.zero + 0.5)
+        # where 1 / d overflows C leaves the codes undefined: here they are clamped
+        return d, np.clip(np.nan_to_num(n), 0, 2 * self.zero - 1).astype(np.uint8)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, codes = self.codes(x)
+        return join(d.astype(np.float16), pack_nibbles(codes))
+
+
+class Offset(Format):
+    """q4_1: d * n + m."""
+
+    halves = ((0, "d"), (2, "m"))
+    top = 15
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        d, m = half(blocks, 0)[:, None], half(blocks, 2)[:, None]
+        return Parts(unpack_nibbles(blocks[:, 4:]), d, m)
+
+    def codes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x [n, 32] -> d, m [n] float32, codes [n, 32] uint8."""
+        # the first of equals decides the sign of a zero minimum
+        m = np.take_along_axis(x, x.argmin(axis=1)[:, None], axis=1)
+        d = (x.max(axis=1) - m[:, 0]) / np.float32(self.top)
+        n = (x - m) * inverse(d)[:, None] + np.float32(0.5)
+        return d, m[:, 0], np.clip(np.nan_to_num(n), 0, self.top).astype(np.uint8)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, m, codes = self.codes(x)
+        return join(d.astype(np.float16), m.astype(np.float16), pack_nibbles(codes))
