@@ -178,7 +178,7 @@ def plan(file: GGUFFile, mix: str, overrides: Sequence[tuple[str, str]] = ()) ->
 
 def _rule(pattern: str, name: str) -> tuple[re.Pattern[str], str]:
     where = f"--tensor-type {pattern}={name}"
-    writable = [f.name for f in FORMATS.values() if f.type_id is not None]
+    writable = [f.name for f in FORMATS.values() if f.weight and f.type_id is not None]
     if name not in writable:
         raise ModelError(f"{where}: no format {name!r} can be written. {', '.join(writable)} can.")
     try:
@@ -194,7 +194,7 @@ def _decide(
     rules: list[tuple[re.Pattern[str], str]],
     used: set[str],
 ) -> Decision:
-    source = info.format.name if info.format else f"type {info.type_id}"
+    source = info.type_name
 
     def keep(reason: str) -> Decision:
         return Decision(info.name, info.shape, source, source, reason, info.nbytes, info.nbytes)
@@ -273,13 +273,12 @@ def quantize_file(
         raise FileError(f"{target}: is the source itself; choose another name for the result.")
     if not target.parent.is_dir():
         raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
-    _set_threads(threads)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open_gguf(source) as file:
             decisions = plan(file, mix, overrides)
             metadata = _metadata(file, decisions, MIXES[mix], rotation)
-            job = _Job(file, decisions, progress)
+            job = _Job(file, decisions, threads, progress)
             plans = [job.plan(decision) for decision in decisions]
             write_gguf(part, metadata, plans, alignment=file.alignment)
         _verify(part, plans, job.hashes)
@@ -289,24 +288,17 @@ def quantize_file(
     return list(job.reports.values())
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    import numba
-
-    if not 1 <= threads <= numba.config.NUMBA_NUM_THREADS:
-        raise ModelError(
-            f"--threads {threads}: 1 to {numba.config.NUMBA_NUM_THREADS} are possible here."
-        )
-    numba.set_num_threads(threads)
-
-
 class _Job:
     """The state of one conversion: what was read, written and measured."""
 
-    def __init__(self, file: GGUFFile, decisions: list[Decision], progress: Progress | None):
-        self.file = file
-        self.progress = progress
+    def __init__(
+        self,
+        file: GGUFFile,
+        decisions: list[Decision],
+        threads: int | None,
+        progress: Progress | None,
+    ):
+        self.file, self.threads, self.progress = file, threads, progress
         self.total = sum(decision.source_bytes for decision in decisions)
         self.done = 0
         self.hashes: dict[str, bytes] = {}
@@ -330,12 +322,13 @@ class _Job:
             if self.progress:
                 self.progress(decision.name, self.done, self.total)
         self.hashes[decision.name] = digest.digest()
+        self.file.drop_pages(decision.name)
 
     def _raw(self, info: TensorInfo) -> Iterator[tuple[memoryview, int]]:
-        data = np.memmap(self.file.path, np.uint8, "r", info.offset, (info.nbytes,))
+        data = self.file.data(info.name)
         for start in range(0, info.nbytes, CHUNK):
             part = data[start : start + CHUNK]
-            yield memoryview(np.ascontiguousarray(part)), len(part)
+            yield memoryview(part), len(part)
 
     def _rows(self, info: TensorInfo, decision: Decision) -> Iterator[tuple[memoryview, int]]:
         rows = self.file.rows(info.name)
@@ -351,7 +344,12 @@ class _Job:
             else:
                 x = info.format.decode(old)
                 _refuse_non_finite(self.file, info, first, x)
-                new = np.ascontiguousarray(target.quantize(x))
+                try:
+                    new = target.quantize(x, self.threads)
+                except FormatError as problem:
+                    raise FormatError(
+                        f"{self.file.path}: {info.name} from row {first}: {problem}"
+                    ) from None
                 self._refuse_findings(info, target, first, new)
                 report.add(first, x, target.decode(new), target.block if target.block > 1 else 32)
             yield memoryview(new).cast("B"), old.nbytes
@@ -387,7 +385,7 @@ def _verify(path: Path, plans: list[TensorPlan], hashes: dict[str, bytes]) -> No
             info = file.tensors[p.name]
             if (info.type_id, tuple(info.shape)) != (p.type_id, tuple(p.shape)):
                 raise FileError(f"{path}: {p.name} reads back with another type or shape.")
-            data = np.memmap(path, np.uint8, "r", info.offset, (p.nbytes,))
+            data = file.data(p.name)
             digest = hashlib.blake2b(digest_size=16)
             for start in range(0, p.nbytes, CHUNK):
                 digest.update(data[start : start + CHUNK])
@@ -405,14 +403,14 @@ def _metadata(file: GGUFFile, decisions: list[Decision], mix: Mix, rotation: str
     drop = {"general.file_type", "general.quantization_version"}
     kept = [entry for entry in file.raw_metadata() if entry[0] not in drop]
     if mix.file_type is not None:
-        kept.append(("general.file_type", "u32", mix.file_type))
-    kept.append(("general.quantization_version", "u32", 2))
+        kept.append(("general.file_type", "uint32", mix.file_type))
+    kept.append(("general.quantization_version", "uint32", 2))
     keys = {entry[0] for entry in kept}
     if was_pn:
         # a rotated source stays rotated: its keys travel; a silent one is refused here
         read_rotation(file, rotation)
     if (has_pn or was_pn) and not _says_rotation(keys):
-        kept.append(("pnrt.rotation.version", "u32", 1))
+        kept.append(("pnrt.rotation.version", "uint32", 1))
         kept.append(("pnrt.rotation.type", "string", "none"))
     return kept
 
