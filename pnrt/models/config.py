@@ -1,7 +1,7 @@
 """From a GGUF file's keys to the numbers a program is built from (one frozen Config).
 
 Sizes carry the names of the README's glossary; a per-layer value is a tuple with one entry for
-each trunk layer. Nothing here trusts a number of the file: each is read with the range it must lie in.
+each trunk layer. Nothing here trusts a number of the file: each is read with its allowed range.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pnrt.errors import ModelError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35")
 SCALINGS = ("none", "linear", "yarn")
-# a corrupt count must not become a loop of billions; the deepest public models have some hundred blocks
+# a corrupt count must not become a loop of billions; the deepest public models have a few hundred
 MAX_BLOCKS = 4096
 
 _REQUIRED: Any = object()
@@ -26,8 +26,9 @@ _AGAIN = "The file is incomplete or damaged: convert or download it again."
 class RopeScaling:
     """How rotary angles are stretched beyond the trained context.
 
-    kind: "none", "linear" or "yarn"; factor: s >= 1 as a rule, 1.0 for none;
-    original_context: the trained context (tokens), used by yarn; attn_factor: multiplies cos and sin.
+    kind: "none", "linear" or "yarn"; factor: s, positions count 1/s as much (1.0 for none);
+    original_context: the trained context (tokens) yarn starts from; attn_factor: multiplies
+    cos and sin.
     """
 
     kind: str
@@ -168,7 +169,7 @@ def read_config(file: Any) -> Config:
     """Read the configuration of a language model.
 
     Args:
-        file: GGUFFile – an open file; its metadata, and token_embd's shape when no vocabulary is given.
+        file: GGUFFile – an open file; token_embd's shape counts when it has no vocabulary.
     Returns:
         The Config.
     Raises:

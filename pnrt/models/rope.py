@@ -67,13 +67,13 @@ def _divisors(rope_freqs: np.ndarray, pairs: int) -> np.ndarray:
     divisors = np.asarray(rope_freqs, np.float64).reshape(-1)
     if divisors.size != pairs:
         raise ModelError(
-            f"rope_freqs.weight: found {divisors.size} values; needed {pairs}, one per rotary pair. "
-            "The file's rope keys and this tensor contradict each other: convert it again."
+            f"rope_freqs.weight: found {divisors.size} values; needed {pairs}, one per rotary "
+            "pair. The file's rope keys and this tensor contradict each other: convert it again."
         )
     bad = np.flatnonzero(~(np.isfinite(divisors) & (divisors > 0)))
     if bad.size:
         raise ModelError(
-            f"rope_freqs.weight: found {divisors[bad[0]]} at element {bad[0]}; needed finite values "
-            "above zero. The file is damaged: convert or download it again."
+            f"rope_freqs.weight: found {divisors[bad[0]]} at element {bad[0]}; needed finite "
+            "values above zero. The file is damaged: convert or download it again."
         )
     return divisors

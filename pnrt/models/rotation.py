@@ -1,13 +1,14 @@
 """Is this file's weights rotated, and how: the reader of pnrt.rotation.* and prism.hadamard.*.
 
-A rotated row of width K is stored as FWHT_b(signs * row), blocks of b columns, scaled by 1/sqrt(b). A
-product then needs its input treated the same way; a looked-up embedding row needs the inverse.
+A rotated row of width K is stored as FWHT_b(signs * row), blocks of b columns, scaled by 1/sqrt(b).
+A product then needs its input treated the same way; a looked-up embedding row needs the inverse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,11 +19,19 @@ PN_FORMATS = ("pn3t", "pn4t")
 EMBEDDING = "token_embd.weight"
 _OURS = "pnrt.rotation."
 _PRISM = "prism.hadamard."
-_OUR_KEYS = "version type widths block_sizes sign_mode sign_values tensors".split()
+_OUR_KEYS = ("version", "type", "widths", "block_sizes", "sign_mode", "sign_values", "tensors")
 _PRISM_KEYS = (
-    "version transform axis block_size sign_mode sign_widths sign_values weight_names "
-    "inverse_weight_names gdn_v_grouped"
-).split()
+    "version",
+    "transform",
+    "axis",
+    "block_size",
+    "sign_mode",
+    "sign_widths",
+    "sign_values",
+    "weight_names",
+    "inverse_weight_names",
+    "gdn_v_grouped",
+)
 _ADVICE = (
     "The declaration is damaged or newer than this pnrt: write the file again with `pnrt quantize`."
 )
@@ -32,10 +41,11 @@ _ADVICE = (
 class Rotation:
     """How the rows of a file's tensors are stored.
 
-    kind: "none" or "hadamard". blocks: width K -> block b, a power of two dividing K. signs: width K ->
-    [K] int8 of +1 and -1; a width without an entry has no signs. tensors: names of every tensor whose rows
-    are stored rotated (products rotate their input, a look-up in token_embd.weight is rotated back).
-    gdn_v_grouped: the columns of ssm_out are in grouped head order. source: what said so.
+    kind: "none" or "hadamard". blocks: width K -> block b, a power of two dividing K. signs:
+    width K -> [K] int8 of +1 and -1; a width without an entry has no signs. tensors: names of every
+    tensor whose rows are stored rotated (products rotate their input, a look-up in
+    token_embd.weight is rotated back). gdn_v_grouped: the columns of ssm_out are in grouped head
+    order. source: what said so.
     """
 
     kind: str = "none"
@@ -55,15 +65,15 @@ def read_rotation(file: Any, choice: str | None = None) -> Rotation:
 
     Args:
         file: GGUFFile.
-        choice: "none", "hadamard:BLOCK" or None – what the user said (--rotation); it decides only for a file
-            that declares nothing, and must not contradict one that does.
+        choice: "none", "hadamard:BLOCK" or None – what the user said (--rotation); it decides
+            only for a file that declares nothing, and must not contradict one that does.
     Returns:
         The Rotation.
     Raises:
-        ModelError: PN tensors with neither declaration nor choice, an invalid or unknown declaration, two
-            declarations that differ, or a choice that differs from the file.
+        ModelError: PN tensors with neither declaration nor choice, an invalid or unknown
+            declaration, two that differ, or a choice that differs from the file.
     """
-    chosen = None if choice is None else _from_choice(file, choice)
+    block = None if choice is None else _parse_choice(choice)
     declared = [
         read(file)
         for prefix, read in ((_OURS, _read_ours), (_PRISM, _read_prism))
@@ -71,25 +81,27 @@ def read_rotation(file: Any, choice: str | None = None) -> Rotation:
     ]
     if len(declared) == 2 and (difference := _difference(*declared)):
         raise ModelError(
-            f"{file.path}: keys pnrt.rotation.* and prism.hadamard.*: found {difference}; both must say the "
-            "same. " + _ADVICE
+            f"{file.path}: keys pnrt.rotation.* and prism.hadamard.*: found {difference}; "
+            "both must say the same. " + _ADVICE
         )
     if declared:
-        if chosen is not None and not _agrees(chosen, declared[0]):
+        if block is not None and {block} != (set(declared[0].blocks.values()) or {0}):
             raise ModelError(
-                f"{file.path}: --rotation {choice}: the file itself declares {_describe(declared[0])} "
-                f"({declared[0].source}); a choice must not contradict it. Leave --rotation out."
+                f"{file.path}: --rotation {choice}: the file itself declares "
+                f"{_describe(declared[0])} ({declared[0].source}); a choice must not "
+                "contradict it. Leave --rotation out."
             )
         return declared[0]
-    if chosen is not None:
-        return chosen
+    if block is not None:
+        return _chosen(file, choice, block)
     pn = _pn_tensors(file)
     if pn:
         raise ModelError(
-            f"{file.path}: rotation: found {len(pn)} PN tensors (the first: {pn[0].name}) and no key "
-            "pnrt.rotation.* or prism.hadamard.* that says whether they are rotated; one is needed, because a "
-            "wrong guess gives fluent noise, not an error. If you know how the file was made, say "
-            '`--rotation none` (not rotated; in Python rotation="none") or `--rotation hadamard:BLOCK`.'
+            f"{file.path}: rotation: found {len(pn)} PN tensors (the first: {pn[0].name}) and no "
+            "key pnrt.rotation.* or prism.hadamard.* that says whether they are rotated; one is "
+            "needed, because a wrong guess gives fluent noise, not an error. If you know how the "
+            'file was made, say `--rotation none` (not rotated; in Python rotation="none") or '
+            "`--rotation hadamard:BLOCK`."
         )
     return Rotation(source="no PN tensors")
 
@@ -100,29 +112,37 @@ def _pn_tensors(file: Any) -> list[Any]:
     ]
 
 
-def _from_choice(file: Any, choice: str) -> Rotation:
-    """The rotation a user's words mean for this file."""
+def _parse_choice(choice: str) -> int:
+    """The block size a user's words name, 0 for none."""
+    if choice == "none":
+        return 0
     kind, _, number = choice.partition(":")
     block = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 0
-    if choice == "none":
-        return Rotation(source="--rotation none")
     if kind != "hadamard" or block < 2 or block & (block - 1):
         raise ModelError(
-            f"--rotation: found {choice!r}; needed none, or hadamard:BLOCK with a power of two from 2, such as "
-            "hadamard:1024. Say how the file was made."
+            f"--rotation: found {choice!r}; needed none, or hadamard:BLOCK with a power of two "
+            "from 2, such as hadamard:1024. Say how the file was made."
         )
+    return block
+
+
+def _chosen(file: Any, choice: str, block: int) -> Rotation:
+    """The rotation a choice means for a file that declares nothing."""
+    if not block:
+        return Rotation(source="--rotation none")
     # embedding and output stay unrotated in the published mix, whatever their format
     rotated = [t for t in _pn_tensors(file) if t.name not in (EMBEDDING, "output.weight")]
     if not rotated:
         raise ModelError(
-            f"{file.path}: --rotation {choice}: found no PN tensors to rotate; only their rotation can be chosen "
-            "by hand. Leave --rotation out."
+            f"{file.path}: --rotation {choice}: found no PN tensors to rotate; only their "
+            "rotation can be chosen by hand. Leave --rotation out."
         )
     for info in rotated:
         if info.columns % block:
             raise ModelError(
-                f"{file.path}: --rotation {choice}: tensor {info.name} has {info.columns} columns; needed a multiple "
-                f"of {block}. Choose a block that divides every rotated width."
+                f"{file.path}: --rotation {choice}: tensor {info.name} has {info.columns} "
+                f"columns; needed a multiple of {block}. Choose a block that divides "
+                "every rotated width."
             )
     return Rotation(
         kind="hadamard",
@@ -140,7 +160,7 @@ def _read_ours(file: Any) -> Rotation:
         keys.nothing_else(("version", "type"), "no rotation")
         return Rotation(source="pnrt.rotation.type")
     widths = keys.integers("widths")
-    if any(w < 1 for w in widths) or any(a >= b for a, b in zip(widths, widths[1:], strict=False)):
+    if any(w < 1 for w in widths) or any(a >= b for a, b in pairwise(widths)):
         keys.fail("widths", widths, "distinct positive widths in ascending order")
     sizes = keys.integers("block_sizes")
     if len(sizes) != len(widths):
@@ -210,9 +230,9 @@ def _read_prism(file: Any) -> Rotation:
 
 
 class _Declaration:
-    """Typed reads of one key set; an unknown key is refused, for it could change what the others mean."""
+    """Typed reads of one key set; an unknown key is refused, it could change what others mean."""
 
-    def __init__(self, file: Any, prefix: str, known: list[str]):
+    def __init__(self, file: Any, prefix: str, known: tuple[str, ...]):
         self.file = file
         self.prefix = prefix
         for key in file.metadata:
@@ -318,13 +338,6 @@ def _difference(a: Rotation, b: Rotation) -> str:
         if not np.array_equal(a.signs.get(width, ones), b.signs.get(width, ones)):
             return f"different signs for width {width}"
     return ""
-
-
-def _agrees(chosen: Rotation, declared: Rotation) -> bool:
-    """Whether a user's choice names the rotation the file declares."""
-    return chosen.kind == declared.kind and set(chosen.blocks.values()) == set(
-        declared.blocks.values()
-    )
 
 
 def _describe(rotation: Rotation) -> str:

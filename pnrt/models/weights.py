@@ -13,7 +13,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 class Need(NamedTuple):
-    """One tensor of an architecture: row-major shape; optional: may be absent; exact: float only."""
+    """One tensor of an architecture: row-major shape; may be absent; floats only (exact)."""
 
     shape: tuple[int, ...]
     optional: bool = False
@@ -99,11 +99,12 @@ def check_weights(file: Any, config: Config) -> dict[str, Any]:
         file: GGUFFile.
         config: Config – of the same file.
     Returns:
-        GGUF tensor name -> TensorInfo. Optional tensors that the file lacks have no entry, except
-        "output.weight": with tied embeddings it is the entry of "token_embd.weight" (compare .name).
+        GGUF tensor name -> TensorInfo. Optional tensors that the file lacks have no entry,
+        except "output.weight": with tied embeddings that is the entry of "token_embd.weight"
+        (compare .name).
     Raises:
-        ModelError: a tensor is missing, has another shape or an unusable format, or the trunk holds a
-            tensor this architecture has no use for (leaving it out would change the result).
+        ModelError: a tensor is missing, has another shape or an unusable format, or the trunk
+            holds one this architecture has no use for (leaving it out would change the result).
     """
     found = {}
     needs = expected_tensors(config)
@@ -114,9 +115,9 @@ def check_weights(file: Any, config: Config) -> dict[str, Any]:
             found[name] = info
         elif not need.optional:
             raise ModelError(
-                f"{file.path}: tensor {name}: found nothing; needed one of shape {list(need.shape)} "
-                f"(architecture {config.architecture}). The file is incomplete or its keys are wrong: "
-                "convert or download it again."
+                f"{file.path}: tensor {name}: found nothing; needed one of shape "
+                f"{list(need.shape)} (architecture {config.architecture}). The file is incomplete "
+                "or its keys are wrong: convert or download it again."
             )
     found.setdefault("output.weight", found["token_embd.weight"])
     for name in extra_tensors(file, config):
@@ -130,7 +131,7 @@ def check_weights(file: Any, config: Config) -> dict[str, Any]:
 
 
 def extra_tensors(file: Any, config: Config) -> list[str]:
-    """Names of the file's tensors the trunk does not read, blocks of multi-token prediction included."""
+    """Names of the file's tensors that the trunk does not read (skipped blocks included)."""
     needs = expected_tensors(config)
     return [name for name in file.tensors if name not in needs]
 
@@ -146,8 +147,8 @@ def _check(file: Any, info: Any, need: Need) -> None:
     where = f"{file.path}: tensor {info.name}"
     if _squeeze(info.shape) != _squeeze(need.shape):
         raise ModelError(
-            f"{where}: found shape {list(info.shape)} (rows, columns); needed {list(need.shape)} by the "
-            "file's keys. Keys and tensors contradict each other: convert or download it again."
+            f"{where}: found shape {list(info.shape)}; needed {list(need.shape)}, rows first, by "
+            "the file's keys. Keys and tensors contradict each other: convert or download it again."
         )
     if info.format is None:
         raise ModelError(
