@@ -1,0 +1,172 @@
+"""Where a GGUF file's tensors lie: sizes, extents, overlaps, truncation.
+
+GGUF stores no byte sizes. They follow from type and shape, and are believed only where the offsets
+of the neighbours agree; an id that is no stock ggml id must fill its extent exactly.
+"""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from pnrt.container.values import Problem
+from pnrt.formats import FORMATS
+from pnrt.formats.base import Format
+
+REFETCH = "The file is truncated or damaged: fetch it again."
+REWRITE = "The file is damaged or was written by a broken tool: fetch or convert it again."
+# ids that only a fork of ggml gives: they may mean something else elsewhere
+FORK_ONLY = ("pn3t", "pn4t")
+# no weight format stores more weights in a byte than this
+MOST_PER_BYTE = 64
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a file.
+
+    shape: row-major, (N, K) for a matrix. offset: absolute byte. nbytes: what the type needs, or
+    the extent for an unknown id. extent: bytes up to the next tensor or the end of the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    format: Format | None
+    offset: int
+    nbytes: int
+    extent: int
+
+    @property
+    def columns(self) -> int:
+        """K, the weights of a row."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        """N, the number of rows (1 for a vector)."""
+        return prod(self.shape[:-1])
+
+    @property
+    def elements(self) -> int:
+        """N times K."""
+        return self.rows * self.columns
+
+    @property
+    def type_name(self) -> str:
+        """The format's name, or `id 41` for an id pnrt does not know."""
+        return self.format.name if self.format else f"id {self.type_id}"
+
+
+def place(file, infos: list[TensorInfo], report) -> None:
+    """Fill `file.tensors` and `file.notes` from entries with relative offsets.
+
+    Args:
+        file: a GGUFFile with path, size, alignment and data_start set.
+        report: called with each Problem; may raise.
+    """
+    infos = [replace(info, offset=file.data_start + info.offset) for info in infos]
+    order = {}
+    for info in infos:
+        if info.name in order:
+            _complain(report, file, info, "occurs twice", "names are unique", REWRITE)
+        elif (info.offset - file.data_start) % file.alignment:
+            found = f"offset {info.offset - file.data_start} is not aligned"
+            allowed = f"offsets are multiples of {file.alignment} (general.alignment)"
+            _complain(report, file, info, found, allowed, REWRITE)
+        else:
+            order[info.name] = _sized(file, info, report)
+    by_offset = sorted(order.values(), key=lambda info: info.offset)
+    _truncation(file, by_offset, report)
+    for i, info in enumerate(by_offset):
+        after = by_offset[i + 1] if i + 1 < len(by_offset) else None
+        end = min(after.offset, file.size) if after else file.size
+        order[info.name] = _extent(file, info, max(0, end - info.offset), after, report)
+    file.tensors = {
+        name: info for name, info in order.items() if info.offset + info.nbytes <= file.size
+    }
+
+
+def readings(info: TensorInfo, alignment: int) -> list[str]:
+    """Names of the other formats whose bytes fill the extent of `info` exactly (with padding)."""
+    names = []
+    for name, kind in FORMATS.items():
+        if kind is not info.format and info.columns % kind.block == 0:
+            need = info.rows * kind.row_bytes(info.columns)
+            if need <= info.extent <= padded(need, alignment):
+                names.append(name)
+    return names
+
+
+def padded(n: int, alignment: int) -> int:
+    """`n` rounded up to a multiple of `alignment`."""
+    return -(-n // alignment) * alignment
+
+
+def _sized(file, info: TensorInfo, report) -> TensorInfo:
+    """`info` with nbytes (0 for an unknown type); a row its type cannot hold is reported."""
+    if info.format is None:
+        return info
+    if info.columns % info.format.block:
+        found = f"has rows of {info.columns} weights"
+        allowed = f"{info.format.name} (id {info.type_id}) takes multiples of {info.format.block}"
+        _complain(report, file, info, found, allowed, REWRITE)
+        return replace(info, format=None)
+    return replace(info, nbytes=info.rows * info.format.row_bytes(info.columns))
+
+
+def _truncation(file, by_offset: list[TensorInfo], report) -> None:
+    ends = [info.offset + info.nbytes for info in by_offset]
+    if max(ends, default=0) <= file.size:
+        return
+    first = next(i for i, end in enumerate(ends) if end > file.size)
+    info = by_offset[first]
+    found = f"takes bytes {info.offset:#x} to {ends[first]:#x} as {info.type_name}"
+    allowed = f"the file ends at {file.size:#x}; {max(ends) - file.size} bytes are missing in all"
+    _complain(report, file, info, found, allowed, REFETCH)
+
+
+def _extent(file, info: TensorInfo, extent: int, after: TensorInfo | None, report) -> TensorInfo:
+    """`info` with its extent, compared with what its type needs."""
+    info = replace(info, extent=extent)
+    if info.offset + info.nbytes > file.size:
+        return info
+    if info.format is None:
+        info = replace(info, nbytes=extent)
+        if info.elements > extent * MOST_PER_BYTE:
+            found = f"has shape {list(info.shape)} and {extent} bytes"
+            allowed = f"no format stores more than {MOST_PER_BYTE} weights per byte"
+            _complain(report, file, info, found, allowed, REWRITE)
+        return info
+    needs = f"needs {info.nbytes} bytes as {info.format.name} (id {info.type_id})"
+    other = _other(info, file.alignment)
+    if info.nbytes > extent:
+        _complain(report, file, info, needs, f"{after.name} begins {extent} bytes later", other)
+    elif extent > padded(info.nbytes, file.alignment):
+        ahead = f"the next tensor, {after.name}," if after else "the end of the file"
+        room = f"{extent} bytes lie before {ahead}"
+        # slack in a stock type is only odd; under a fork's id, or one mapped by hand, it is
+        # evidence that the id means another format (unless it is the file's tail)
+        certain = info.format.type_id == info.type_id and info.format.name not in FORK_ONLY
+        if certain or (after is None and not readings(info, file.alignment)):
+            ignored = "The bytes between are ignored; `gguf` tools pack tightly."
+            file.notes.append(_problem(file, info, needs, room, ignored))
+        else:
+            _complain(report, file, info, needs, room, other)
+    return info
+
+
+def _other(info: TensorInfo, alignment: int) -> str:
+    fits = readings(info, alignment)
+    if not fits:
+        return REWRITE
+    return (
+        f"The bytes would fit {', '.join(fits)}: id {info.type_id} may mean another format in this "
+        "file; ask its author, or map the id by hand (extra_types)."
+    )
+
+
+def _problem(file, info: TensorInfo, found: str, allowed: str, todo: str) -> Problem:
+    return Problem(f"{file.path}: tensor {info.name}", found, allowed, todo, info.offset)
+
+
+def _complain(report, file, info: TensorInfo, *parts: str) -> None:
+    report(_problem(file, info, *parts))
