@@ -19,6 +19,7 @@ import numpy as np
 
 from pnrt import __version__
 from pnrt.errors import ModelError
+from pnrt.stream import context
 
 if TYPE_CHECKING:
     from pnrt.generate import Model
@@ -46,7 +47,7 @@ def bench(
     Raises:
         ModelError: sizes that make no sense for this model.
     """
-    limit = getattr(model, "context", None) or model.config.context_length
+    limit = context(model)
     if min(prompt, generate) < 0 or repeats < 1 or prompt + generate == 0:
         raise ModelError("bench needs -p or -n above zero and at least one repeat.")
     if max(prompt, generate) > limit:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.errors import ModelError
+from pnrt.stream import context
 
 if TYPE_CHECKING:
     from pnrt.generate import Model
@@ -109,7 +110,7 @@ def windows(tokens: Sequence[int], ctx: int, chunks: int | None, bos: int | None
 
 def text_windows(model: Model, text: str, ctx: int, chunks: int | None = None) -> np.ndarray:
     """Tokenize a text for `model` and cut it: [windows, ctx] int32. See `windows`."""
-    limit = getattr(model, "context", None) or model.config.context_length
+    limit = context(model)
     if ctx > limit:
         raise ModelError(f"--ctx {ctx}: the model's context is {limit} tokens; use at most that.")
     tokenizer = model.tokenizer
