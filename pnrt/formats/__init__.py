@@ -1,7 +1,7 @@
 """Weight formats: what the bytes mean. `FORMATS` is the one table, owned by no backend.
 
-    from pnrt.formats import FORMATS
-    x = FORMATS["pn3t"].decode(rows)       # [N, row_bytes] uint8 -> [N, K] float32
+from pnrt.formats import FORMATS
+x = FORMATS["pn3t"].decode(rows)       # [N, row_bytes] uint8 -> [N, K] float32
 """
 
 from __future__ import annotations

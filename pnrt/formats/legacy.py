@@ -70,7 +70,8 @@ class Offset(Format):
         """x [n, 32] -> d, m [n] float32, codes [n, 32] uint8."""
         # the first of equals decides the sign of a zero minimum
         m = np.take_along_axis(x, x.argmin(axis=1)[:, None], axis=1)
-        d = (x.max(axis=1) - m[:, 0]) / np.float32(self.top)
+        # a block of zeros of both signs has the range +0
+        d = (x.max(axis=1) - m[:, 0] + np.float32(0)) / np.float32(self.top)
         n = (x - m) * inverse(d)[:, None] + np.float32(0.5)
         return d, m[:, 0], np.clip(np.nan_to_num(n), 0, self.top).astype(np.uint8)
 
