@@ -1,8 +1,8 @@
 """How pnrt compiles: one policy for every numba kernel, a cache that cannot go stale, threads.
 
-A kernel is a plain Python function `f(a, thread, threads)`: `a` is the address of its argument block
-(int64 words: addresses, sizes, bit patterns), `thread` its number among `threads`. It is compiled
-to a native function on first use and kept on disk in a directory keyed by a hash of pnrt's
+A kernel is a plain Python function `f(a, thread, threads)`: `a` is the address of its argument
+block (int64 words: addresses, sizes, bit patterns), `thread` its number among `threads`. It is
+compiled to a native function on first use and kept on disk in a directory keyed by a hash of pnrt's
 kernel sources, numba's and LLVM's versions and the CPU, because numba's own cache does not notice
 edits in imported functions. A cache file carries its own digest: a truncated one is recompiled.
 """
@@ -18,9 +18,15 @@ import pickle
 import platform
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pnrt.errors import DeviceError
 
 log = logging.getLogger("pnrt")
 
@@ -41,7 +47,7 @@ def user_cache() -> Path:
 
 @functools.cache
 def cpu_target() -> tuple[str, str]:
-    """The CPU name and feature string LLVM compiles for (NUMBA_CPU_NAME/_FEATURES force another)."""
+    """CPU name and features LLVM compiles for; NUMBA_CPU_NAME and _FEATURES force another."""
     from llvmlite import binding
     from numba.core import config
 
@@ -74,7 +80,7 @@ def source_hash() -> str:
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept; None (with one line of warning) where nothing is writable."""
+    """Where compiled kernels are kept; None, with one line of warning, where not writable."""
     path = user_cache() / "kernels" / source_hash()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -203,7 +209,7 @@ def compile_all(
 
 
 def default_threads() -> tuple[int, str]:
-    """How many threads to use and why: the affinity mask or the container's quota, not cpu_count."""
+    """How many threads to use and why: affinity mask or container quota, not cpu_count."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     reason = f"{allowed} CPUs in the affinity mask"
     quota = cgroup_quota()
@@ -222,3 +228,185 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         period = int((root / "cpu/cpu.cfs_period_us").read_text())
         return quota / period if quota > 0 else None
     return None
+
+
+_lock = threading.Lock()
+_started: dict[str, object] = {}
+
+
+def _build_region():
+    """The one parallel function: threads walk the list of calls and meet at an atomic barrier."""
+    from llvmlite import ir
+    from numba import njit, prange, types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    word = ir.IntType(64)
+    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+
+    @intrinsic
+    def call(typingctx, function, arguments, thread, threads):
+        def emit(context, b, signature, args):
+            kind = ir.FunctionType(ir.VoidType(), [word] * 3)
+            b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), emit
+
+    @intrinsic
+    def arrive(typingctx, counter):
+        def emit(context, b, signature, args):
+            p = b.inttoptr(args[0], word.as_pointer())
+            return b.atomic_rmw("add", p, ir.Constant(word, 1), "acq_rel")
+
+        return types.int64(types.int64), emit
+
+    @intrinsic
+    def arrived(typingctx, counter):
+        def emit(context, b, signature, args):
+            return b.load_atomic(b.inttoptr(args[0], word.as_pointer()), "acquire", 8)
+
+        return types.int64(types.int64), emit
+
+    @intrinsic
+    def pause(typingctx, spins):
+        """Hint that this is a spin loop; every 4096th time give the core to someone else."""
+
+        def emit(context, b, signature, args):
+            if on_x86:
+                hint = ir.FunctionType(ir.VoidType(), [])
+                b.call(cgutils.get_or_insert_function(b.module, hint, "llvm.x86.sse2.pause"), [])
+            if os.name == "posix":
+                tired = b.icmp_signed(
+                    "==", b.and_(args[0], ir.Constant(word, 4095)), ir.Constant(word, 4095)
+                )
+                with b.if_then(tired, likely=False):
+                    kind = ir.FunctionType(ir.IntType(32), [])
+                    b.call(cgutils.get_or_insert_function(b.module, kind, "sched_yield"), [])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), emit
+
+    @njit(parallel=True, nogil=True, error_model="numpy")
+    def region(calls, threads, counter):
+        for thread in prange(threads):
+            for i in range(calls.shape[0]):
+                call(calls[i, 0], calls[i, 1], thread, threads)
+                if calls[i, 2] != 0:
+                    goal = (arrive(counter) // threads + 1) * threads
+                    spins = 0
+                    while arrived(counter) < goal:
+                        pause(spins)
+                        spins += 1
+
+    region._cache = KernelCache("region")
+    return region
+
+
+def _start(threads: int):
+    """Load the threading layer once (omp before workqueue) and compile the region."""
+    import numba
+    from numba.np.ufunc import parallel
+
+    if "region" not in _started:
+        if not parallel._is_initialized:
+            numba.config.NUMBA_NUM_THREADS = max(numba.config.NUMBA_NUM_THREADS, threads)
+            if numba.config.THREADING_LAYER == "default":
+                numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
+        region = _build_region()
+        region.compile("void(int64[:,::1], int64, int64)")
+        _started.update(region=region, pid=os.getpid())
+    if _started["pid"] != os.getpid():
+        raise DeviceError(
+            "this process was forked after pnrt had started its compute threads; they do not "
+            "survive a fork: use multiprocessing's spawn method, or load the model in the child"
+        )
+    if threads > numba.config.NUMBA_NUM_THREADS:
+        raise DeviceError(
+            f"{threads} threads asked for, but numba was started with "
+            f"{numba.config.NUMBA_NUM_THREADS}: set NUMBA_NUM_THREADS={threads} before Python starts"
+        )
+    return _started["region"]
+
+
+def threading_layer() -> str:
+    """Name of numba's threading layer ('omp', 'workqueue'), starting it if need be."""
+    import numba
+
+    _start(1)
+    return numba.threading_layer()
+
+
+class Call(NamedTuple):
+    """One kernel with its argument block.
+
+    arguments: int64 words; keep: the arrays behind the addresses in it; barrier: whether the next
+    call must wait until every thread has finished this one.
+    """
+
+    kernel: Kernel
+    arguments: np.ndarray
+    keep: tuple = ()
+    barrier: bool = True
+
+
+def address(array: np.ndarray) -> int:
+    """Address of a C-contiguous array's first byte."""
+    if not array.flags.c_contiguous:
+        raise ValueError("kernels take C-contiguous arrays")
+    return array.ctypes.data
+
+
+def words(*values) -> np.ndarray:
+    """An argument block: arrays by address, floats by their float32 bits, integers as they are."""
+    return np.array([_word(v) for v in values], np.int64)
+
+
+def _word(value) -> int:
+    if isinstance(value, np.ndarray):
+        return address(value)
+    if isinstance(value, float | np.floating):
+        return int(np.float32(value).view(np.int32))
+    return int(value)
+
+
+class Script:
+    """A list of calls bound to memory, run inside one parallel region."""
+
+    def __init__(self, calls: Iterable[Call]):
+        self.calls = list(calls)
+        self._table: np.ndarray | None = None
+        self._counter = np.zeros(8, np.int64)
+
+    def compile(self, progress: Callable[[int, int, str, float], None] | None = None) -> float:
+        """Compile what is not compiled yet; seconds it took."""
+        seconds = compile_all((call.kernel for call in self.calls), progress)
+        rows = [(c.kernel.address, address(c.arguments), c.barrier) for c in self.calls]
+        self._table = np.array(rows, np.int64).reshape(-1, 3)
+        return seconds
+
+    def run(self, threads: int, start: int = 0, stop: int | None = None) -> None:
+        """Run calls[start:stop] on `threads` threads; returns when all of them are done."""
+        import numba
+
+        if self._table is None:
+            self.compile()
+        with _lock:
+            region = _start(threads)
+            before = numba.get_num_threads()
+            numba.set_num_threads(threads)
+            try:
+                if threads > 1 and numba.threading_layer() == "tbb":
+                    raise DeviceError(
+                        "numba's tbb threading layer may run two shares on one thread, where pnrt's "
+                        "barrier would wait for ever: set NUMBA_THREADING_LAYER=omp or workqueue"
+                    )
+                self._counter[0] = 0
+                region(self._table[start:stop], threads, address(self._counter))
+            finally:
+                numba.set_num_threads(before)
+
+
+def run(kernel: Kernel, *values, threads: int) -> None:
+    """Run one kernel on its arguments and wait for it."""
+    Script([Call(kernel, words(*values), values)]).run(threads)

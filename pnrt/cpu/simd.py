@@ -1,0 +1,499 @@
+"""LLVM vectors as numba values: sixteen 32-bit lanes, and tiles of them.
+
+A kernel handles memory as int64 addresses and data as vectors of 16 lanes (i32x16, f32x16), whatever
+the CPU: LLVM splits a vector where registers are narrower. A *tile* is T vectors, one per token; an
+operation on tiles and vectors is done token by token, so one kernel source serves one token and many.
+Only `dot4` and the fp16 conversions depend on the instruction set, and their results do not.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+from pnrt.jit import cpu_features
+
+LANES = 16
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+HALF, FLOAT = ir.HalfType(), ir.FloatType()
+
+
+def _vector(element, n=LANES):
+    return ir.VectorType(element, n)
+
+
+class Vec(types.Type):
+    """numba type of a 16-lane vector."""
+
+    def __init__(self, name: str, llvm):
+        self.llvm, self.vec, self.count = llvm, self, 0
+        super().__init__(name=name)
+
+
+class Tile(types.Type):
+    """numba type of T vectors."""
+
+    def __init__(self, vec: Vec, count: int):
+        self.vec, self.count = vec, count
+        self.llvm = ir.ArrayType(vec.llvm, count)
+        super().__init__(name=f"{vec.name}[{count}]")
+
+
+@register_model(Vec)
+@register_model(Tile)
+class VectorModel(PrimitiveModel):
+    """Vectors and tiles live in LLVM values of their own type."""
+
+    def __init__(self, manager, fe_type):
+        super().__init__(manager, fe_type, fe_type.llvm)
+
+
+i32x16, f32x16 = Vec("i32x16", _vector(I32)), Vec("f32x16", _vector(FLOAT))
+
+
+def _const(vector, value):
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def _pointer(b, address, llvm):
+    return b.inttoptr(address, llvm.as_pointer())
+
+
+def _load(b, address, llvm, align):
+    value = b.load(_pointer(b, address, llvm))
+    value.align = align
+    return value
+
+
+def _store(b, value, address, align):
+    b.store(value, _pointer(b, address, value.type)).align = align
+
+
+def _splat(b, scalar, n=LANES):
+    one = b.insert_element(
+        ir.Constant(_vector(scalar.type, n), ir.Undefined), scalar, ir.Constant(I32, 0)
+    )
+    return b.shuffle_vector(one, one, _const(_vector(I32, n), 0))
+
+
+def _call(b, name, result, args):
+    function_type = ir.FunctionType(result, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, function_type, name), args)
+
+
+def _slice(b, v, start, n):
+    return b.shuffle_vector(v, v, ir.Constant(_vector(I32, n), list(range(start, start + n))))
+
+
+def _join(b, low, high):
+    n = low.type.count
+    return b.shuffle_vector(low, high, ir.Constant(_vector(I32, 2 * n), list(range(2 * n))))
+
+
+def _halves(b, emit, *vectors):
+    """Emit an operation on 512-bit vectors as two 256-bit ones."""
+    n = [v.type.count // 2 for v in vectors]
+    low = emit(*(_slice(b, v, 0, k) for v, k in zip(vectors, n, strict=True)))
+    high = emit(*(_slice(b, v, k, k) for v, k in zip(vectors, n, strict=True)))
+    return _join(b, low, high)
+
+
+def _dot4(b, acc, u, s, wide=False):
+    """acc + the four u8 * s8 products of each lane; exact, however it is computed.
+
+    wide: codes may exceed 127, so that pairs of products could saturate 16 bits.
+    """
+    bytes64, features = _vector(I8, 64), cpu_features()
+    if "avx512vnni" in features:
+        args = [acc, b.bitcast(u, bytes64), b.bitcast(s, bytes64)]
+        return _call(b, "llvm.x86.avx512.vpdpbusd.512", acc.type, args)
+    if "avx2" not in features:
+        for byte in range(4):
+            up = b.and_(b.lshr(u, _const(u.type, 8 * byte)), _const(u.type, 255))
+            sp = b.ashr(b.shl(s, _const(s.type, 24 - 8 * byte)), _const(s.type, 24))
+            acc = b.add(acc, b.mul(up, sp))
+        return acc
+    words, ints = _vector(I16, 16), _vector(I32, 8)
+
+    def madd(x, y):
+        return _call(b, "llvm.x86.avx2.pmadd.wd", ints, [x, y])
+
+    if wide:
+
+        def emit(u8, s8):
+            eight = _const(words, 8)
+            even = madd(b.and_(u8, _const(words, 255)), b.ashr(b.shl(s8, eight), eight))
+            return b.add(even, madd(b.lshr(u8, eight), b.ashr(s8, eight)))
+
+        kind = _vector(I16, 32)
+    else:
+
+        def emit(u8, s8):
+            return madd(_call(b, "llvm.x86.avx2.pmadd.ub.sw", words, [u8, s8]), _const(words, 1))
+
+        kind = bytes64
+    return b.add(acc, _halves(b, emit, b.bitcast(u, kind), b.bitcast(s, kind)))
+
+
+def _half_to_float(b, h):
+    """[16] i16 bit patterns -> float32, exact."""
+    if "f16c" in cpu_features():
+        return b.fpext(b.bitcast(h, _vector(HALF)), _vector(FLOAT))
+    w = b.zext(h, _vector(I32))
+    c = lambda value: _const(w.type, value)  # noqa: E731
+    sign = b.shl(b.and_(w, c(0x8000)), c(16))
+    body = b.and_(w, c(0x7FFF))
+    # bits of a half moved into a float's place are 2^-112 of its value, subnormals included
+    scaled = b.fmul(b.bitcast(b.shl(body, c(13)), _vector(FLOAT)), _const(_vector(FLOAT), 2.0**112))
+    special = b.or_(b.shl(body, c(13)), c(0x7F800000))
+    is_special = b.icmp_unsigned(">=", body, c(0x7C00))
+    return b.bitcast(
+        b.or_(sign, b.select(is_special, special, b.bitcast(scaled, w.type))), _vector(FLOAT)
+    )
+
+
+def _float_to_half(b, x):
+    """[16] float32 -> i16 bit patterns, round to nearest even, subnormals and infinities included."""
+    if "f16c" in cpu_features():
+        return b.bitcast(b.fptrunc(x, _vector(HALF)), _vector(I16))
+    ints, floats = _vector(I32), _vector(FLOAT)
+    c = lambda value: _const(ints, value)  # noqa: E731
+    bits = b.bitcast(x, ints)
+    sign = b.and_(b.lshr(bits, c(16)), c(0x8000))
+    body = b.and_(bits, c(0x7FFFFFFF))
+    # normal halves: rebias the exponent and round the 13 dropped bits to even
+    odd = b.and_(b.lshr(body, c(13)), c(1))
+    normal = b.lshr(b.add(b.add(body, c(0xFFF - (112 << 23))), odd), c(13))
+    # subnormal halves: adding 0.5 leaves the value's multiple of 2^-24 in the low bits
+    tiny = b.sub(
+        b.bitcast(b.fadd(b.bitcast(body, floats), _const(floats, 0.5)), ints), c(0x3F000000)
+    )
+    half = b.select(b.icmp_unsigned("<", body, c(113 << 23)), tiny, normal)
+    half = b.select(b.icmp_unsigned(">=", body, c(0x477FF000)), c(0x7C00), half)
+    nan = b.or_(c(0x7E00), b.and_(b.lshr(body, c(13)), c(0x3FF)))
+    half = b.select(b.icmp_unsigned(">", body, c(0x7F800000)), nan, half)
+    return b.trunc(b.or_(sign, half), _vector(I16))
+
+
+def _reader(result, emit):
+    @intrinsic
+    def read(typingctx, address):
+        """Read at an int64 address."""
+        return result(types.int64), lambda context, b, signature, args: emit(b, args[0])
+
+    return read
+
+
+load_i32 = _reader(i32x16, lambda b, p: _load(b, p, i32x16.llvm, 4))
+load_f32 = _reader(f32x16, lambda b, p: _load(b, p, f32x16.llvm, 4))
+load_half = _reader(f32x16, lambda b, p: _half_to_float(b, _load(b, p, _vector(I16), 2)))
+load_bf16 = _reader(
+    f32x16,
+    lambda b, p: b.bitcast(
+        b.shl(b.zext(_load(b, p, _vector(I16), 2), _vector(I32)), _const(_vector(I32), 16)),
+        _vector(FLOAT),
+    ),
+)
+load_u8 = _reader(i32x16, lambda b, p: b.zext(_load(b, p, _vector(I8), 1), _vector(I32)))
+load_i8 = _reader(i32x16, lambda b, p: b.sext(_load(b, p, _vector(I8), 1), _vector(I32)))
+splat_i32 = _reader(i32x16, lambda b, p: _splat(b, _load(b, p, I32, 4)))
+splat_f32 = _reader(f32x16, lambda b, p: _splat(b, _load(b, p, FLOAT, 4)))
+read_i64 = _reader(types.int64, lambda b, p: _load(b, p, I64, 8))
+read_i32 = _reader(types.int32, lambda b, p: _load(b, p, I32, 4))
+read_u8 = _reader(types.uint8, lambda b, p: _load(b, p, I8, 1))
+read_u16 = _reader(types.uint16, lambda b, p: _load(b, p, I16, 2))
+read_f32 = _reader(types.float32, lambda b, p: _load(b, p, FLOAT, 4))
+
+
+def _writer(value_type, align, convert=lambda b, v: v):
+    @intrinsic
+    def write(typingctx, address, value):
+        """Write a value at an int64 address."""
+
+        def emit(context, b, signature, args):
+            _store(b, convert(b, args[1]), args[0], align)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, value_type), emit
+
+    return write
+
+
+store_f32 = _writer(f32x16, 4)
+store_i32 = _writer(i32x16, 4)
+store_half = _writer(f32x16, 2, _float_to_half)
+store_u8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, _vector(I8)))
+write_f32 = _writer(types.float32, 4)
+write_i32 = _writer(types.int32, 4)
+write_u16 = _writer(types.uint16, 2)
+write_u8 = _writer(types.uint8, 1)
+
+
+@intrinsic
+def set_f32(typingctx, value):
+    """A float32 in every lane."""
+    return f32x16(types.float32), lambda context, b, signature, args: _splat(b, args[0])
+
+
+@intrinsic
+def set_i32(typingctx, value):
+    """An int32 in every lane."""
+    return i32x16(types.int32), lambda context, b, signature, args: _splat(b, args[0])
+
+
+def _lift(result: Vec, emit):
+    """Numba typing and code of an operation whose arguments are vectors, tiles or a mix of both."""
+
+    def typed(args):
+        count = max(getattr(a, "count", 0) for a in args)
+        out = Tile(result, count) if count else result
+
+        def code(context, b, signature, values):
+            if not count:
+                return emit(b, *values)
+            value = ir.Constant(out.llvm, ir.Undefined)
+            for t in range(count):
+                parts = [
+                    b.extract_value(v, t) if isinstance(a, Tile) else v
+                    for a, v in zip(args, values, strict=True)
+                ]
+                value = b.insert_value(value, emit(b, *parts), t)
+            return value
+
+        return out(*args), code
+
+    return typed
+
+
+def _unary(result, emit):
+    typed = _lift(result, emit)
+
+    @intrinsic
+    def op(typingctx, x):
+        """Elementwise operation."""
+        return typed((x,))
+
+    return op
+
+
+def _binary(result, emit):
+    typed = _lift(result, emit)
+
+    @intrinsic
+    def op(typingctx, x, y):
+        """Elementwise operation."""
+        return typed((x, y))
+
+    return op
+
+
+def _ternary(result, emit):
+    typed = _lift(result, emit)
+
+    @intrinsic
+    def op(typingctx, x, y, z):
+        """Elementwise operation."""
+        return typed((x, y, z))
+
+    return op
+
+
+and_ = _binary(i32x16, lambda b, x, y: b.and_(x, y))
+or_ = _binary(i32x16, lambda b, x, y: b.or_(x, y))
+add_i = _binary(i32x16, lambda b, x, y: b.add(x, y))
+sub_i = _binary(i32x16, lambda b, x, y: b.sub(x, y))
+mul_i = _binary(i32x16, lambda b, x, y: b.mul(x, y))
+add = _binary(f32x16, lambda b, x, y: b.fadd(x, y))
+mul = _binary(f32x16, lambda b, x, y: b.fmul(x, y))
+fma = _ternary(f32x16, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", x.type, [x, y, z]))
+to_f32 = _unary(f32x16, lambda b, x: b.sitofp(x, f32x16.llvm))
+larger = _binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
+dot4 = _ternary(i32x16, _dot4)
+dot4_wide = _ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
+
+
+def bits(value: int):
+    """A function that gives the vector with `value` in every lane."""
+
+    @intrinsic
+    def constant(typingctx):
+        """The same 32 bits in every lane."""
+        signed = value - (1 << 32) if value >= 1 << 31 else value
+        return i32x16(), lambda context, b, signature, args: _const(i32x16.llvm, signed)
+
+    return constant
+
+
+def shift_right(n: int):
+    """A function that shifts every lane right by n bits, filling with zeros."""
+    return _unary(i32x16, lambda b, x: b.lshr(x, _const(x.type, n)))
+
+
+def shift_left(n: int):
+    """A function that shifts every lane left by n bits."""
+    return _unary(i32x16, lambda b, x: b.shl(x, _const(x.type, n)))
+
+
+def shift_signed(n: int):
+    """A function that divides every lane by 2^n (exact multiples only)."""
+    return _unary(i32x16, lambda b, x: b.ashr(x, _const(x.type, n)))
+
+
+@intrinsic
+def zero(typingctx):
+    """+0.0 in every lane."""
+    return f32x16(), lambda context, b, signature, args: _const(f32x16.llvm, 0.0)
+
+
+@intrinsic
+def butterfly(typingctx, low, high):
+    """The lane-32 sum's last part: 32 partial sums added by s = 16, 8, 4, 2, 1 -> float32."""
+
+    def emit(context, b, signature, args):
+        v = b.fadd(*args)
+        for s in (8, 4, 2, 1):
+            v = b.fadd(_slice(b, v, 0, s), _slice(b, v, s, s))
+        return b.extract_element(v, ir.Constant(I32, 0))
+
+    return types.float32(f32x16, f32x16), emit
+
+
+@intrinsic
+def fold_max(typingctx, v):
+    """The largest of 16 lanes -> float32."""
+
+    def emit(context, b, signature, args):
+        (v,) = args
+        for s in (8, 4, 2, 1):
+            low, high = _slice(b, v, 0, s), _slice(b, v, s, s)
+            v = b.select(b.fcmp_ordered(">", high, low), high, low)
+        return b.extract_element(v, ir.Constant(I32, 0))
+
+    return types.float32(f32x16), emit
+
+
+@intrinsic
+def fma_scalar(typingctx, x, y, z):
+    """x * y + z of float32 scalars, rounded once."""
+
+    def emit(context, b, signature, args):
+        return _call(b, "llvm.fma.f32", FLOAT, args)
+
+    return types.float32(types.float32, types.float32, types.float32), emit
+
+
+@intrinsic
+def half_bits(typingctx, x):
+    """float32 -> uint16 bit pattern of the nearest fp16 (ties to even)."""
+
+    def emit(context, b, signature, args):
+        half = _float_to_half(b, _splat(b, args[0]))
+        return b.extract_element(half, ir.Constant(I32, 0))
+
+    return types.uint16(types.float32), emit
+
+
+@intrinsic
+def half_value(typingctx, h):
+    """uint16 bit pattern of an fp16 -> float32."""
+
+    def emit(context, b, signature, args):
+        wide = _half_to_float(b, _splat(b, args[0]))
+        return b.extract_element(wide, ir.Constant(I32, 0))
+
+    return types.float32(types.uint16), emit
+
+
+@intrinsic
+def float_bits(typingctx, x):
+    """float32 -> its int32 bit pattern."""
+    return types.int32(types.float32), lambda c, b, s, a: b.bitcast(a[0], I32)
+
+
+@intrinsic
+def bits_float(typingctx, x):
+    """int32 bit pattern -> float32."""
+    return types.float32(types.int32), lambda c, b, s, a: b.bitcast(a[0], FLOAT)
+
+
+def _array(element):
+    @intrinsic
+    def array(typingctx, address):
+        """A numba pointer to the elements at an int64 address; index it like an array."""
+        pointer = types.CPointer(element)
+        return pointer(types.int64), lambda context, b, signature, args: b.inttoptr(
+            args[0], context.get_value_type(pointer)
+        )
+
+    return array
+
+
+f32_at, i32_at, i64_at, u16_at, u8_at, i8_at = (
+    _array(t)
+    for t in (types.float32, types.int32, types.int64, types.uint16, types.uint8, types.int8)
+)
+
+
+def tiles(count: int) -> SimpleNamespace:
+    """Memory operations of tiles of `count` tokens; token t lies `stride` bytes after token t - 1."""
+
+    def gather(vec, emit):
+        tile = Tile(vec, count)
+
+        @intrinsic
+        def read(typingctx, address, stride):
+            """One vector per token."""
+
+            def code(context, b, signature, args):
+                value = ir.Constant(tile.llvm, ir.Undefined)
+                for t in range(count):
+                    at = b.add(args[0], b.mul(args[1], ir.Constant(I64, t)))
+                    value = b.insert_value(value, emit(b, at), t)
+                return value
+
+            return tile(types.int64, types.int64), code
+
+        return read
+
+    @intrinsic
+    def zeros(typingctx):
+        """+0.0 in every lane of every token."""
+        tile = Tile(f32x16, count)
+        return tile(), lambda context, b, signature, args: ir.Constant(
+            tile.llvm, [_const(f32x16.llvm, 0.0)] * count
+        )
+
+    @intrinsic
+    def izeros(typingctx):
+        """Integer 0 in every lane of every token."""
+        tile = Tile(i32x16, count)
+        return tile(), lambda context, b, signature, args: ir.Constant(
+            tile.llvm, [_const(i32x16.llvm, 0)] * count
+        )
+
+    @intrinsic
+    def store(typingctx, address, stride, value):
+        """Write one vector per token."""
+
+        def code(context, b, signature, args):
+            for t in range(count):
+                at = b.add(args[0], b.mul(args[1], ir.Constant(I64, t)))
+                _store(b, b.extract_value(args[2], t), at, 4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, Tile(f32x16, count)), code
+
+    return SimpleNamespace(
+        count=count,
+        zeros=zeros,
+        izeros=izeros,
+        splat_i32=gather(i32x16, lambda b, p: _splat(b, _load(b, p, I32, 4))),
+        splat_f32=gather(f32x16, lambda b, p: _splat(b, _load(b, p, FLOAT, 4))),
+        load=gather(f32x16, lambda b, p: _load(b, p, f32x16.llvm, 4)),
+        store=store,
+    )
