@@ -1,8 +1,8 @@
 """PN: pn3t (80 weights of 3 bits) and pn4t (64 weights of 4 bits), 34 bytes each.
 
-A block is an fp16 scale d, signed, and eight 32-bit words. The code of weight t of a word sits at bit
-bits * (t div 2) + 16 * (t mod 2): pairs of weights advance, the two weights of a pair lie in
-the two half-words. The weight is d * (code - zero).
+A block is an fp16 scale d, signed, and eight 32-bit words. The code of weight t of a word sits at
+bit bits * (t div 2) + 16 * (t mod 2): the two weights of a pair lie in the two half-words, at the
+same place. The weight is d * (code - zero).
 
 Reading the element index where the pair index belongs is the historical bug of this format.
 """

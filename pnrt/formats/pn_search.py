@@ -4,8 +4,9 @@ The candidates are the lanes: a weight is read once and tried with every scale, 
 error is summed from the first weight to the last, as the rule says. Two facts save time and change
 no byte. A float32 weight divided by an fp16 scale is never closer than one part in 2^25 to a half
 unless it is one, so weight * (1 / scale) in double rounds to the same code except at exact halves,
-where both codes leave the same error. And weight - scale * code is exact, so the error is the same
-however it is arranged. The codes that are stored come from the true division.
+where both codes leave the same error. And weight - scale * code is exact, with at most 24 bits, so
+its square is exact in double and fused multiply-adds round nothing differently. The codes that are
+stored come from the true division.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import numpy as np
 from llvmlite import ir
 from numba import float32, float64, int32, int64, types, uint16, uint32
+from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
@@ -29,7 +31,8 @@ VECTORS, LANES = 5, 8
 TO_INTEGER = 1.5 * 2.0**52
 TO_SUBNORMAL = TO_INTEGER * 2.0**-24
 FP16_MIN_NORMAL, FP16_OVERFLOW = 2.0**-14, 65520.0
-FLOAT_INFINITY_BITS = 0x7F800000
+# bytes a thread works in: 40 scales, 80 weights in double, 80 codes
+SCRATCH = 40 * 8 + 80 * 8 + 80 * 4
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 _BITS = ir.VectorType(ir.IntType(64), LANES)
@@ -78,6 +81,12 @@ def _lanewise(emit):
     return generate
 
 
+def _fma(b, x, y, z):
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f64")
+    return b.call(fma, [x, y, z])
+
+
 def _round_half(b, v):
     """Round doubles to fp16 values, to nearest even; 65520 and more become infinite."""
     bits, drop = b.bitcast(v, _BITS), 42
@@ -107,18 +116,58 @@ def reciprocal(typingctx, v):
 
 
 @intrinsic
+def times(typingctx, v, factor):
+    """v * factor."""
+    return candidates(candidates, float64), _lanewise(lambda b, v, factor: b.fmul(v, factor))
+
+
+@intrinsic
 def add_error(typingctx, error, weight, scale, inverse, low, high):
-    """error + (weight - scale * n)^2 with n the nearest code in low..high (zero point taken off)."""
+    """error + (weight - scale * n)^2 with n in low..high the nearest code, zero point taken off."""
 
     def emit(b, error, w, s, inverse, low, high):
-        n = b.fmul(w, inverse)
+        magic = _constant(TO_INTEGER)
+        n = b.fsub(_fma(b, w, inverse, magic), magic)
         n = b.select(b.fcmp_ordered("<", n, high), n, high)
         n = b.select(b.fcmp_ordered(">", n, low), n, low)
-        n = b.fsub(b.fadd(n, _constant(TO_INTEGER)), _constant(TO_INTEGER))
-        left = b.fsub(w, b.fmul(s, n))
-        return b.fadd(error, b.fmul(left, left))
+        left = _fma(b, b.fneg(s), n, w)
+        return _fma(b, left, left, error)
 
     return candidates(candidates, float64, *[candidates] * 2, *[float64] * 2), _lanewise(emit)
+
+
+@intrinsic
+def last_smallest(typingctx, error, scale):
+    """Number of the last smallest error among finite scales that are not 0; -1 without any."""
+
+    def generate(context, b, signature, args):
+        masks = []
+        for i in range(VECTORS):
+            error, scale = (b.extract_value(arg, i) for arg in args)
+            usable = b.fcmp_ordered(">", scale, _constant(0.0))
+            usable = b.and_(usable, b.fcmp_ordered("<", scale, _constant(float("inf"))))
+            if i == VECTORS - 1:
+                spare = CANDIDATES - LANES * i
+                inside = [int(lane < spare) for lane in range(LANES)]
+                usable = b.and_(usable, ir.Constant(ir.VectorType(ir.IntType(1), LANES), inside))
+            masks.append((usable, b.select(usable, error, _constant(float("inf")))))
+        best = masks[0][1]
+        for _, error in masks[1:]:
+            best = b.select(b.fcmp_ordered("<", error, best), error, best)
+        for step in (4, 2, 1):
+            lanes = ir.Constant(
+                ir.VectorType(ir.IntType(32), LANES), [i ^ step for i in range(LANES)]
+            )
+            other = b.shuffle_vector(best, best, lanes)
+            best = b.select(b.fcmp_ordered("<", other, best), other, best)
+        word = ir.IntType(64)
+        found = word(0)
+        for i, (usable, error) in enumerate(masks):
+            hit = b.bitcast(b.and_(usable, b.fcmp_ordered("==", error, best)), ir.IntType(LANES))
+            found = b.or_(found, b.shl(b.zext(hit, word), word(LANES * i)))
+        return b.sub(word(63), b.ctlz(found, ir.IntType(1)(0)))
+
+    return int64(candidates, candidates), generate
 
 
 @intrinsic
@@ -193,21 +242,11 @@ def largest_magnitudes(bits, block):
     return negative, other
 
 
-@jit.inline
-def best_candidate(errors, scales):
-    """Number of the usable scale with the smallest error, the last of equals; -1 without any."""
-    best, chosen = np.inf, -1
-    for i in range(CANDIDATES):
-        if (errors[i] <= best) & (scales[i] > 0.0) & (scales[i] < np.inf):
-            best, chosen = errors[i], i
-    return chosen
-
-
 @functools.cache
 def search_kernel(bits: int) -> jit.Kernel:
     """The search of one PN format: groups [G, B] float32 -> blocks [G, 34], G shared by threads.
 
-    Arguments: addresses of groups, blocks, multiples [40] float64, scratch [threads, 1024] bytes
+    Arguments: addresses of groups, blocks, multiples [40] float64, scratch [threads, SCRATCH] bytes
     and failed [threads] int64 (the thread's first group without a finite scale, or -1); G.
     """
     zero, per_word = 1 << bits - 1, 2 * (16 // bits)
@@ -216,13 +255,10 @@ def search_kernel(bits: int) -> jit.Kernel:
 
     def kernel(a, thread, threads):
         args = int64_at(a)
-        multiples, scratch = load(args[2]), args[3] + 1024 * thread
-        errors, scales, scale_bits = (
-            float64_at(scratch),
-            float64_at(scratch + 320),
-            int64_at(scratch + 320),
-        )
-        codes, failed, groups = uint32_at(scratch + 640), int64_at(args[4]), args[5]
+        multiples, scratch = load(args[2]), args[3] + SCRATCH * thread
+        scales, scale_bits = float64_at(scratch), int64_at(scratch)
+        weights, codes = float64_at(scratch + 320), uint32_at(scratch + 960)
+        failed, groups = int64_at(args[4]), args[5]
         failed[thread] = -1
         for group in range(groups * thread // threads, groups * (thread + 1) // threads):
             x = float32_at(args[0] + 4 * block * group)
@@ -230,24 +266,25 @@ def search_kernel(bits: int) -> jit.Kernel:
             negative, other = largest_magnitudes(int32_at(args[0] + 4 * block * group), block)
             sign = 1.0 if negative > other else -1.0
             amax = float_of_bits(max(negative, other))
-            scale = scale_magnitudes(multiples, amax, float(zero))
-            inverse = reciprocal(scale)
-            error = scale_magnitudes(multiples, 0.0, 1.0)
             for e in range(block):
-                error = add_error(error, sign * float64(x[e]), scale, inverse, low, high)
-            store(scratch, error)
-            store(scratch + 320, scale)
-            chosen = best_candidate(errors, scales)
+                weights[e] = x[e]
+            magnitude = scale_magnitudes(multiples, amax, float(zero))
+            scale, error = times(magnitude, sign), times(multiples, 0.0)
+            inverse = reciprocal(scale)
+            for e in range(block):
+                error = add_error(error, weights[e], scale, inverse, low, high)
+            store(scratch, magnitude)
+            chosen = last_smallest(error, magnitude)
             if not amax < np.inf or (chosen < 0 and scales[0] == np.inf):
                 failed[thread] = group
                 return
             # without a usable scale every weight is so small that dividing by 1 gives code 0
-            d, d_bits = sign, int64(0)
+            d, d_bits = 1.0, int64(0)
             if chosen >= 0:
                 d = sign * scales[chosen]
                 d_bits = half_bits(scale_bits[chosen]) | (int64(0x8000) if sign < 0 else int64(0))
             for e in range(block):
-                n = min(max(float64(x[e]) / d, low), high)
+                n = min(max(weights[e] / d, low), high)
                 codes[e] = uint32(int32((n + TO_INTEGER) - TO_INTEGER) + int32(zero))
             out[0] = d_bits
             for word in range(2 * WORDS):
@@ -270,7 +307,7 @@ def search(x: np.ndarray, out: np.ndarray, bits: int, threads: int | None = None
         return None
     threads = threads or jit.default_threads()[0]
     multiples = np.resize(MULTIPLES, VECTORS * LANES)
-    scratch, failed = np.empty((threads, 128)), np.empty(threads, np.int64)
+    scratch, failed = np.empty((threads, SCRATCH), np.uint8), np.empty(threads, np.int64)
     groups = out.size // 34
     jit.run(search_kernel(bits), x, out, multiples, scratch, failed, groups, threads=threads)
     bad = failed[failed >= 0]
