@@ -25,8 +25,7 @@ from pnrt.container.values import (
 )
 from pnrt.container.writer import TensorPlan, write_gguf
 from pnrt.errors import FileError, FormatError
-from pnrt.formats import FORMATS, by_id
-from pnrt.formats.base import Format
+from pnrt.formats import FORMATS, by_id, get
 
 __all__ = ["GGUFFile", "TensorInfo", "TensorPlan", "open_gguf", "write_gguf"]
 
@@ -141,14 +140,8 @@ def open_gguf(
     Raises: FileError; FormatError for an unknown format name in `extra_types`.
     """
     path = Path(path)
-    types = {}
-    for type_id, name in (extra_types or {}).items():
-        if name not in FORMATS:
-            raise FormatError(
-                f"extra_types: id {type_id} is mapped to {name!r}; formats are "
-                f"{', '.join(FORMATS)}. Use one of these names."
-            )
-        types[type_id] = FORMATS[name]
+    for name in (extra_types or {}).values():
+        get(name)
     file = GGUFFile(path, _map(path))
     cursor = Cursor(memoryview(file._map), str(path))
     n_tensors, n_keys = _header(file, cursor)
@@ -161,7 +154,7 @@ def open_gguf(
     for _ in range(n_keys):
         _read_key(file, cursor, report)
     _read_alignment(file, cursor, report)
-    infos = [_read_tensor(cursor, types, report) for _ in range(n_tensors)]
+    infos = [_read_tensor(cursor, extra_types, report) for _ in range(n_tensors)]
     file.data_start = padded(cursor.position, file.alignment)
     place(file, [info for info in infos if info], report)
     return file
@@ -309,7 +302,7 @@ def _read_alignment(file: GGUFFile, cursor: Cursor, report) -> None:
         file.alignment = value
 
 
-def _read_tensor(cursor: Cursor, types: Mapping[int, Format], report) -> TensorInfo | None:
+def _read_tensor(cursor: Cursor, extra: Mapping[int, str] | None, report) -> TensorInfo | None:
     """One entry of the tensor list, offset still relative; None if it cannot be used."""
     at = cursor.position
     name = cursor.text("tensor name")
@@ -334,4 +327,4 @@ def _read_tensor(cursor: Cursor, types: Mapping[int, Format], report) -> TensorI
     if wrong:
         report(cursor.problem(what, *wrong, REWRITE, byte=at))
         return None
-    return TensorInfo(name, shape, type_id, types.get(type_id) or by_id(type_id), offset, 0, 0)
+    return TensorInfo(name, shape, type_id, by_id(type_id, extra), offset, 0, 0)

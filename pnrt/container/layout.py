@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pnrt.container.values import Problem
-from pnrt.formats import FORMATS
-from pnrt.formats.base import Format
+from pnrt.formats import FORMATS, STOCK, Format
 
 REFETCH = "The file is truncated or damaged: fetch it again."
 REWRITE = "The file is damaged or was written by a broken tool: fetch or convert it again."
@@ -25,6 +24,7 @@ class TensorInfo:
 
     shape: row-major, (N, K) for a matrix. offset: absolute byte. nbytes: what the type needs, or
     the extent for an unknown id. extent: bytes up to the next tensor or the end of the file.
+    stock: ggml's name of a type pnrt does not decode, where the extent agrees with it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class TensorInfo:
     offset: int
     nbytes: int
     extent: int
+    stock: str = ""
 
     @property
     def columns(self) -> int:
@@ -52,8 +53,10 @@ class TensorInfo:
 
     @property
     def type_name(self) -> str:
-        """The format's name, or `id 41` for an id pnrt does not know."""
-        return self.format.name if self.format else f"id {self.type_id}"
+        """The format's name, or `id 16 (iq2_xxs)` for a type pnrt does not decode."""
+        if self.format:
+            return self.format.name
+        return f"id {self.type_id}" + (f" ({self.stock})" if self.stock else "")
 
 
 def place(file, infos: list[TensorInfo], report) -> None:
@@ -75,11 +78,10 @@ def place(file, infos: list[TensorInfo], report) -> None:
         else:
             order[info.name] = _sized(file, info, report)
     by_offset = sorted(order.values(), key=lambda info: info.offset)
-    _truncation(file, by_offset, report)
     for i, info in enumerate(by_offset):
         after = by_offset[i + 1] if i + 1 < len(by_offset) else None
-        end = min(after.offset, file.size) if after else file.size
-        order[info.name] = _extent(file, info, max(0, end - info.offset), after, report)
+        order[info.name] = by_offset[i] = _extent(file, info, after, report)
+    _truncation(file, by_offset, report)
     file.tensors = {
         name: info for name, info in order.items() if info.offset + info.nbytes <= file.size
     }
@@ -102,9 +104,10 @@ def padded(n: int, alignment: int) -> int:
 
 
 def _sized(file, info: TensorInfo, report) -> TensorInfo:
-    """`info` with nbytes (0 for an unknown type); a row its type cannot hold is reported."""
+    """`info` with the bytes its type needs (0 if unknown); a row that does not fit is reported."""
     if info.format is None:
-        return info
+        _, block, size = STOCK.get(info.type_id, ("", 1, 0))
+        return replace(info, nbytes=info.elements * size // block)
     if info.columns % info.format.block:
         found = f"has rows of {info.columns} weights"
         allowed = f"{info.format.name} (id {info.type_id}) takes multiples of {info.format.block}"
@@ -120,44 +123,47 @@ def _truncation(file, by_offset: list[TensorInfo], report) -> None:
     first = next(i for i, end in enumerate(ends) if end > file.size)
     info = by_offset[first]
     found = f"takes bytes {info.offset:#x} to {ends[first]:#x} as {info.type_name}"
-    allowed = f"the file ends at {file.size:#x}; {max(ends) - file.size} bytes are missing in all"
-    _complain(report, file, info, found, allowed, REFETCH)
+    allowed = f"the file ends at {file.size:#x}, {max(ends) - file.size} bytes are missing in all"
+    todo = REFETCH if info is not by_offset[-1] else _other(info, file.alignment, REFETCH)
+    _complain(report, file, info, found, allowed, todo)
 
 
-def _extent(file, info: TensorInfo, extent: int, after: TensorInfo | None, report) -> TensorInfo:
-    """`info` with its extent, compared with what its type needs."""
+def _extent(file, info: TensorInfo, after: TensorInfo | None, report) -> TensorInfo:
+    """`info` with its extent, compared with what its type needs; truncation is told later."""
+    extent = (after.offset if after else max(file.size, info.offset)) - info.offset
     info = replace(info, extent=extent)
-    if info.offset + info.nbytes > file.size:
+    if after is None and info.offset + info.nbytes > file.size:
         return info
-    if info.format is None:
-        info = replace(info, nbytes=extent)
+    full = padded(info.nbytes, file.alignment)
+    if info.format is None and info.nbytes <= extent:
         if info.elements > extent * MOST_PER_BYTE:
             found = f"has shape {list(info.shape)} and {extent} bytes"
             allowed = f"no format stores more than {MOST_PER_BYTE} weights per byte"
             _complain(report, file, info, found, allowed, REWRITE)
-        return info
-    needs = f"needs {info.nbytes} bytes as {info.format.name} (id {info.type_id})"
-    other = _other(info, file.alignment)
+        stock = STOCK[info.type_id][0] if info.nbytes > 0 and extent <= full else ""
+        return replace(info, nbytes=extent, stock=stock)
+    needs = f"needs {info.nbytes} bytes as {info.type_name}"
+    other = _other(info, file.alignment, REWRITE)
     if info.nbytes > extent:
         _complain(report, file, info, needs, f"{after.name} begins {extent} bytes later", other)
-    elif extent > padded(info.nbytes, file.alignment):
-        ahead = f"the next tensor, {after.name}," if after else "the end of the file"
+    elif extent > full:
+        ahead = f"the next tensor, {after.name}" if after else "the end of the file"
         room = f"{extent} bytes lie before {ahead}"
         # slack in a stock type is only odd; under a fork's id, or one mapped by hand, it is
         # evidence that the id means another format (unless it is the file's tail)
         certain = info.format.type_id == info.type_id and info.format.name not in FORK_ONLY
         if certain or (after is None and not readings(info, file.alignment)):
-            ignored = "The bytes between are ignored; `gguf` tools pack tightly."
+            ignored = "The bytes between are ignored; most tools pack tensors tightly."
             file.notes.append(_problem(file, info, needs, room, ignored))
         else:
             _complain(report, file, info, needs, room, other)
     return info
 
 
-def _other(info: TensorInfo, alignment: int) -> str:
+def _other(info: TensorInfo, alignment: int, otherwise: str) -> str:
     fits = readings(info, alignment)
     if not fits:
-        return REWRITE
+        return otherwise
     return (
         f"The bytes would fit {', '.join(fits)}: id {info.type_id} may mean another format in this "
         "file; ask its author, or map the id by hand (extra_types)."
