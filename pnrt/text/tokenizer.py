@@ -1,4 +1,4 @@
-"""Tokenizers built from GGUF metadata alone: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+"""Tokenizers built from GGUF metadata alone: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`).
 
 Special tokens are split off here, in the order llama.cpp tries them; what is left goes through the
 merges of the `tokenizers` library, which is imported when the first tokenizer is built.
@@ -18,7 +18,9 @@ KINDS = ("normal", "normal", "unknown", "control", "user", "unused", "byte")
 _G = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _C = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_LLAMA3 = (
+    rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _QWEN2 = rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _QWEN35 = (
     rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
@@ -38,17 +40,17 @@ ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "
 
 # texts that end a generation whatever their type says, as llama.cpp has it
 END_MARKERS = (
-    "</s> <eos> <EOT> _<EOT> [EOT] [EOS] <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|>"
-    " <|calls|> <|flush|> <|endoftext|> <|end_of_text|> <end_of_turn> <turn|> <end_of_utterance>"
-    " <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|>"
-    " <fim-repo> <REPO> <reponame> <|file_sep|>"
-).split()
+    "</s> <eos> <EOT> _<EOT> [EOT] [EOS] <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|>"
+    " <|return|> <|call|> <|calls|> <|flush|> <|end_of_text|> <end_of_turn> <turn|>"
+    " <end_of_utterance> <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"
+    " <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>"
+).split()  # noqa: SIM905
 # texts that are control tokens whatever their type says, and end nothing
 FILL_MARKERS = (
     "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|>"
     " <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|>"
     " <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>"
-).split()
+).split()  # noqa: SIM905
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _REQUIRED = object()
@@ -63,6 +65,7 @@ def _alphabet() -> list[str]:
 
 
 ALPHABET = _alphabet()
+_BYTES = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _BYTE_OF = {char: bytes([byte]) for byte, char in enumerate(ALPHABET)}
 
 
@@ -77,12 +80,8 @@ class Tokenizer:
         self._tokens, self._kinds = vocabulary.tokens, vocabulary.kinds
         self._spm, self._prefix = vocabulary.spm, vocabulary.space_prefix
         self.bos, self.eos, self.eog = vocabulary.bos, vocabulary.eos, vocabulary.eog
-        self.add_bos, self.add_eos, self.pre = (
-            vocabulary.add_bos,
-            vocabulary.add_eos,
-            vocabulary.pre,
-        )
-        self.vocab_size = len(self._tokens)
+        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self.pre, self.vocab_size = vocabulary.pre, len(self._tokens)
         self._engine = engine
         # llama.cpp tries the longest special text first (in bytes), whatever stands left of it
         special = [i for i, kind in enumerate(self._kinds) if kind in (UNKNOWN, CONTROL, USER)]
@@ -148,12 +147,12 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token stands for; a special token's are its text, an unused token has none."""
+        """The bytes a token stands for: a special token's text, nothing for an unused token."""
         kind, text = self._kinds[self._checked(id)], self._tokens[id]
         if kind == UNUSED:
             return b""
         if kind == BYTE:
-            return bytes([int(text[3:5], 16)])
+            return _BYTES[text]
         if kind in (UNKNOWN, CONTROL, USER):
             return text.encode()
         if self._spm:
@@ -249,9 +248,7 @@ class _Vocabulary:
         self.eos = self._id(metadata, "eos", 2 if self.spm else default)
         self.unknown = self._id(metadata, "unknown", 0 if self.spm else None)
         self._id(metadata, "padding", None)
-        self.add_bos = _get(
-            metadata, "add_bos_token", bool, self.spm or self.pre == "llama-bpe"
-        )
+        self.add_bos = _get(metadata, "add_bos_token", bool, self.spm or self.pre == "llama-bpe")
         self.add_eos = _get(metadata, "add_eos_token", bool, False)
         self.space_prefix = self.spm and _get(metadata, "add_space_prefix", bool, True)
         self._type_tokens(metadata)
@@ -259,11 +256,12 @@ class _Vocabulary:
     def _type_tokens(self, metadata: Mapping[str, Any]) -> None:
         """Set kinds (with marker texts made control) and eog."""
         self.kinds = _array(metadata, "token_type", int, len(self.tokens), NORMAL)
-        for i, kind in enumerate(self.kinds):
-            if not 0 <= kind < len(KINDS):
-                raise _error("token_type", f"token {i} is of type {kind}", "1 to 6", _FIX)
-            if kind == BYTE and not _is_byte(self.tokens[i]):
-                found = f"token {i} is a byte and reads {self.tokens[i]!r}"
+        if bad := set(self.kinds) - set(range(len(KINDS))):
+            i = next(i for i, kind in enumerate(self.kinds) if kind in bad)
+            raise _error("token_type", f"token {i} is of type {self.kinds[i]}", "1 to 6", _FIX)
+        for text, kind in zip(self.tokens, self.kinds, strict=True):
+            if kind == BYTE and text not in _BYTES:
+                found = f"token {self.ids[text]} is a byte and reads {text!r}"
                 raise _error("token_type", found, "<0x00> to <0xFF>", _FIX)
         ends = {self.ids[text] for text in END_MARKERS if text in self.ids}
         for i in ends | {self.ids[text] for text in FILL_MARKERS if text in self.ids}:
@@ -370,8 +368,8 @@ def _array(
         found = "missing" if value is None else f"a {type(value).__name__}"
         raise _error(name, found, f"an array of {kind.__name__}", _FIX)
     items = list(value)
-    wrong = next((i for i, item in enumerate(items) if type(item) is not kind), None)
-    if wrong is not None:
+    if set(map(type, items)) - {kind}:
+        wrong = next(i for i, item in enumerate(items) if type(item) is not kind)
         found = f"element {wrong} is a {type(items[wrong]).__name__}"
         raise _error(name, found, f"an array of {kind.__name__}", _FIX)
     if length is not None and len(items) != length:
@@ -379,13 +377,6 @@ def _array(
     if kind is float and any(item != item for item in items):
         raise _error(name, "NaN", "numbers", _FIX)
     return items
-
-
-def _is_byte(text: str) -> bool:
-    return len(text) == 6 and text in _BYTE_TEXTS
-
-
-_BYTE_TEXTS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def _error(name: str, found: str, allowed: str, todo: str) -> ModelError:

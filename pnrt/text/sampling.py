@@ -1,0 +1,119 @@
+"""Choosing the next token from logits: greedy, or drawn from what top-k, top-p and min-p leave."""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+
+from pnrt.errors import ModelError, PnrtError
+
+
+class Sampler:
+    """Draws tokens; the same seed and the same logits give the same tokens.
+
+    The filters come in llama.cpp's order: top-k, top-p, min-p, and the temperature last, so top-p
+    and min-p see the model's own probabilities. Equal logits rank by id, the lowest first.
+
+    Args:
+        temperature: divides the logits; 0 = greedy, whatever the other arguments say.
+        top_k: keep the k largest logits; 0 = all.
+        top_p: then keep the fewest tokens that hold this much probability; 1 = all.
+        min_p: then keep tokens with at least this fraction of the largest probability; 0 = all.
+        seed: of the generator (PCG64); None = a fresh one, readable as `.seed`.
+    Raises: PnrtError for an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int | None = None,
+    ):
+        _require("temperature", temperature, 0 <= temperature < math.inf, "0 or more, finite")
+        _require("top_k", top_k, top_k >= 0, "0 (all) or more")
+        _require("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1")
+        _require("min_p", min_p, 0 <= min_p <= 1, "0 to 1")
+        _require("seed", seed, seed is None or seed >= 0, "0 or more")
+        self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+
+    @classmethod
+    def greedy(cls) -> Sampler:
+        """The sampler that always takes the largest logit."""
+        return cls(temperature=0, seed=0)
+
+    def sample(self, logits: np.ndarray) -> int:
+        """The next token.
+
+        Args:
+            logits: [V] float32 - one per token of the vocabulary; -inf forbids a token.
+        Raises: ModelError for NaN, +inf or nothing left to choose from.
+        """
+        _check(logits)
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        ids, probabilities = self.distribution(logits)
+        cumulated = np.cumsum(probabilities)
+        place = np.searchsorted(cumulated, self._random.random() * cumulated[-1], side="right")
+        return int(ids[min(place, len(ids) - 1)])
+
+    def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What a token is drawn from, for temperatures above 0.
+
+        Args:
+            logits: [V] float32, checked by `sample`.
+        Returns: ids [n] int64, most probable first, and their probabilities [n] float64.
+        """
+        ids = _largest(logits, self.top_k)
+        kept = logits[ids].astype(np.float64)
+        if self.top_p < 1:
+            enough = np.searchsorted(np.cumsum(_softmax(kept)), self.top_p) + 1
+            kept = kept[:enough]
+        if self.min_p > 0:
+            kept = kept[kept >= kept[0] + math.log(self.min_p)]
+        return ids[: len(kept)], _softmax(kept / self.temperature)
+
+
+def _largest(logits: np.ndarray, k: int) -> np.ndarray:
+    """Ids of the k largest logits (0 = all finite ones), largest first, equal ones by id."""
+    if 0 < k < len(logits):
+        ids = np.flatnonzero(logits >= np.partition(logits, -k)[-k])
+    else:
+        ids = np.arange(len(logits))
+    ids = ids[logits[ids] > -np.inf]
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return ids[:k] if k else ids
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    """[n] float64, largest first -> probabilities."""
+    weights = np.exp(values - values[0])
+    return weights / weights.sum()
+
+
+def _check(logits: np.ndarray) -> None:
+    if logits.ndim != 1 or not logits.size:
+        raise PnrtError(
+            f"logits: shape {logits.shape}; one position's logits [V] are needed. Pass one row."
+        )
+    top = logits.max()
+    # a NaN anywhere is the maximum
+    if not np.isfinite(top):
+        bad = ~(logits < np.inf)
+        found = (
+            f"token {np.flatnonzero(bad)[0]} has {logits[bad][0]}" if bad.any() else "all are -inf"
+        )
+        raise ModelError(
+            f"logits: {found}; sampling needs numbers. "
+            "The weights or a kernel are broken: run `pnrt check` on the file."
+        )
+
+
+def _require(name: str, value: float | None, good: bool, allowed: str) -> None:
+    if not good:
+        raise PnrtError(f"{name}: {value}; allowed is {allowed}. Choose another value.")
