@@ -288,13 +288,16 @@ class _Declaration:
         return self._list(key, int)
 
     def tensors(self, key: str, optional: bool = False) -> list[str]:
-        """Names of tensors that exist in the file and are matrices."""
+        """Names of tensors that exist in the file and are matrices of products."""
         names = self._list(key, str, optional)
+        if not names and not optional:
+            self.fail(key, "an empty array", "at least one name")
         for name in names:
             info = self.file.tensors.get(name)
-            if info is None or len(info.shape) != 2:
+            # a convolution is not a product, nothing rotates its input
+            if info is None or len(info.shape) != 2 or name.endswith("ssm_conv1d.weight"):
                 found = "no such tensor" if info is None else f"shape {list(info.shape)}"
-                self.fail(key, f"{name} ({found})", "names of matrices in this file")
+                self.fail(key, f"{name} ({found})", "names of this file's projections")
         return names
 
     def signs(self, widths: list[int]) -> dict[int, np.ndarray]:

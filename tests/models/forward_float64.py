@@ -7,9 +7,9 @@ from an empty state; prompt and generated tokens are the same thing here. `trace
     trace = {}
     logits = Forward(file).run(tokens, trace)   # trace["blk.0.q"] [T, H, E], ...
 
-Names in the trace, per block: attn_norm, q, k, v (as attention sees them), attn (all heads, before
 Names in the trace, per block: attn_norm, q, k, v (as attention sees them), attn (heads, before the
 output projection), attn_out, attn_residual, ffn_norm, ffn_gate, ffn_up, ffn_swiglu, ffn_out, out.
+Gated attention adds gate; recurrent blocks have qkv, conv, z, beta, decay, delta and state instead
 of q to attn. Around the blocks: embd, result_norm, logits.
 """
 

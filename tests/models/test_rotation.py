@@ -133,6 +133,7 @@ def test_choice_against_the_file():
         ("tensors", ["blk.0.attn_norm.weight"]),
         ("tensors", ["blk.0.ssm_conv1d.weight"]),
         ("tensors", [7]),
+        ("tensors", []),
         ("seed", 7),
     ],
 )
@@ -166,6 +167,7 @@ def test_none_with_tensors():
         ("sign_values", [1] * 10),
         ("weight_names", None),
         ("weight_names", ["nothing.weight"]),
+        ("weight_names", []),
         ("inverse_weight_names", ["output.weight"]),
         ("gdn_v_grouped", 3),
         ("tied_output", True),
