@@ -174,7 +174,7 @@ def _build_activations(p: Primitives, exp: Callable, log1p: Callable) -> tuple:
 
     @p.compile
     def silu(x):
-        """x sigmoid(x). -0 below -88.73; NaN at -inf, which is -inf times 0: evidence, not hidden."""
+        """x sigmoid(x). -0 below -88.73. NaN at -inf: -inf times 0 is shown, not hidden."""
         return mul(x, sigmoid(x))
 
     @p.compile
