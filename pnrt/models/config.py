@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pnrt.errors import ModelError
+
+if TYPE_CHECKING:
+    from pnrt.container.gguf import GGUFFile
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35")
 SCALINGS = ("none", "linear", "yarn")
@@ -93,7 +96,7 @@ class Config:
 class _Keys:
     """Typed reads of one file's metadata; every refusal names file, key, value and range."""
 
-    def __init__(self, file: Any, architecture: str):
+    def __init__(self, file: GGUFFile, architecture: str):
         self.file = file
         self.prefix = architecture + "."
 
@@ -165,7 +168,7 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read_config(file: Any) -> Config:
+def read_config(file: GGUFFile) -> Config:
     """Read the configuration of a language model.
 
     Args:

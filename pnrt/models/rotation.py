@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from pnrt.errors import ModelError
+
+if TYPE_CHECKING:
+    from pnrt.container.gguf import GGUFFile
 
 PN_FORMATS = ("pn3t", "pn4t")
 EMBEDDING = "token_embd.weight"
@@ -60,7 +63,7 @@ class Rotation:
         return self.blocks[columns] if name in self.tensors else 0
 
 
-def read_rotation(file: Any, choice: str | None = None) -> Rotation:
+def read_rotation(file: GGUFFile, choice: str | None = None) -> Rotation:
     """Find out whether a file's weights are rotated, or refuse to guess.
 
     Args:
@@ -106,7 +109,7 @@ def read_rotation(file: Any, choice: str | None = None) -> Rotation:
     return Rotation(source="no PN tensors")
 
 
-def _pn_tensors(file: Any) -> list[Any]:
+def _pn_tensors(file: GGUFFile) -> list[Any]:
     return [
         t for t in file.tensors.values() if t.format is not None and t.format.name in PN_FORMATS
     ]
@@ -126,7 +129,7 @@ def _parse_choice(choice: str) -> int:
     return block
 
 
-def _chosen(file: Any, choice: str, block: int) -> Rotation:
+def _chosen(file: GGUFFile, choice: str, block: int) -> Rotation:
     """The rotation a choice means for a file that declares nothing."""
     if not block:
         return Rotation(source="--rotation none")
@@ -152,7 +155,7 @@ def _chosen(file: Any, choice: str, block: int) -> Rotation:
     )
 
 
-def _read_ours(file: Any) -> Rotation:
+def _read_ours(file: GGUFFile) -> Rotation:
     keys = _Declaration(file, _OURS, _OUR_KEYS)
     keys.exactly("version", 1)
     kind = keys.one_of("type", ("hadamard", "none"))
@@ -186,7 +189,7 @@ def _read_ours(file: Any) -> Rotation:
     return Rotation("hadamard", blocks, signs, frozenset(tensors), source="pnrt.rotation keys")
 
 
-def _read_prism(file: Any) -> Rotation:
+def _read_prism(file: GGUFFile) -> Rotation:
     keys = _Declaration(file, _PRISM, _PRISM_KEYS)
     keys.exactly("version", 1)
     keys.exactly("transform", "normalized-sylvester-walsh-hadamard")
@@ -232,7 +235,7 @@ def _read_prism(file: Any) -> Rotation:
 class _Declaration:
     """Typed reads of one key set; an unknown key is refused, it could change what others mean."""
 
-    def __init__(self, file: Any, prefix: str, known: tuple[str, ...]):
+    def __init__(self, file: GGUFFile, prefix: str, known: tuple[str, ...]):
         self.file = file
         self.prefix = prefix
         for key in file.metadata:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pnrt.errors import ModelError
 from pnrt.models.config import Config
+
+if TYPE_CHECKING:
+    from pnrt.container.gguf import GGUFFile, TensorInfo
 
 FLOATS = ("f32", "f16", "bf16")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -92,7 +95,7 @@ def _feed_forward(config: Config, il: int) -> dict[str, Need]:
     return needs
 
 
-def check_weights(file: Any, config: Config) -> dict[str, Any]:
+def check_weights(file: GGUFFile, config: Config) -> dict[str, TensorInfo]:
     """Find every tensor of the model and check its shape and format.
 
     Args:
@@ -130,20 +133,20 @@ def check_weights(file: Any, config: Config) -> dict[str, Any]:
     return found
 
 
-def extra_tensors(file: Any, config: Config) -> list[str]:
+def extra_tensors(file: GGUFFile, config: Config) -> list[str]:
     """Names of the file's tensors that the trunk does not read (skipped blocks included)."""
     needs = expected_tensors(config)
     return [name for name in file.tensors if name not in needs]
 
 
-def mtp_tensors(file: Any, config: Config) -> list[str]:
+def mtp_tensors(file: GGUFFile, config: Config) -> list[str]:
     """Names of the tensors that belong to skipped blocks of multi-token prediction."""
     blocks = ((name, _BLOCK.match(name)) for name in file.tensors)
     end = config.n_layers + config.mtp_layers
     return [name for name, block in blocks if block and config.n_layers <= int(block[1]) < end]
 
 
-def _check(file: Any, info: Any, need: Need) -> None:
+def _check(file: GGUFFile, info: TensorInfo, need: Need) -> None:
     where = f"{file.path}: tensor {info.name}"
     if _squeeze(info.shape) != _squeeze(need.shape):
         raise ModelError(
