@@ -18,11 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pnrt import jit
 from pnrt.errors import DeviceError, FileError
+
+if TYPE_CHECKING:
+    from pnrt.generate import Model
 
 Progress = Callable[[str, int, int], None]
 
@@ -36,6 +40,8 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 PROMPT = "Why is the sky blue? Answer in two sentences."
 TINY_SEED = 20
+# tokens per model state, and per window of the comparison
+CONTEXT = 512
 
 
 @dataclass(frozen=True)
@@ -253,6 +259,66 @@ def write_tiny_model(
         x = (rng.standard_normal(shape) * spread + (len(shape) == 1)).astype("<f4")
         plans.append(TensorPlan(name, shape, 0, x.nbytes, lambda x=x: iter([x])))
     write_gguf(path, keys, plans)
+
+
+def run(pair: Pair, n: int, threads: int | None, progress: Progress) -> dict[str, Any]:
+    """Let both models of a pair answer PROMPT, time them, and compare them on the text.
+
+    Args:
+        n: tokens per answer, greedy, so that the same machine says the same twice.
+        progress: called with (what happens, done, in all).
+    Returns:
+        prompt, sides (for the source, then the copy: the stream's report, formats, bytes and
+        bits_per_weight), distance (score.Comparison), threads, machine.
+    """
+    import pnrt
+    from pnrt import score
+    from pnrt.bench import machine
+
+    with contextlib.ExitStack() as stack:
+        models, sides = [], []
+        for path in (pair.source, pair.quantized):
+            model = pnrt.load(path, threads=threads, context=CONTEXT, progress=progress)
+            models.append(stack.enter_context(model))
+            sides.append(_answer(model, n, progress))
+        original, copy = models
+        cut = score.text_windows(original, evaluation_text(), CONTEXT, pair.windows)
+        for distance in score.compare(original, copy, cut):
+            what = f"comparing, mean KLD {distance.kld.value:.4f}"
+            progress(what, distance.windows, distance.total)
+        used = original.threads
+    return {
+        "model": pair.title,
+        "prompt": PROMPT,
+        "sides": sides,
+        "distance": distance,
+        "threads": used,
+        "machine": machine(),
+    }
+
+
+def _answer(model: Model, n: int, progress: Progress) -> dict[str, Any]:
+    """One side of the demo: its answer, its speed, its size."""
+    from pnrt.stream import Answer, chat_tokens
+
+    tokens = chat_tokens(model, [{"role": "user", "content": PROMPT}])
+    # the first call pays for page faults and compilation, which are no speed of the model
+    for _ in Answer(model, tokens, 2):
+        pass
+    model.reset()
+    answer = Answer(model, tokens, n)
+    for _ in answer:
+        progress(f"{model.file.path.name} answers", len(answer.ids), n)
+    model.reset()
+    tensors = model.file.tensors.values()
+    matrices = [t for t in tensors if len(t.shape) == 2]
+    blocks = {t.type_name for t in matrices if t.name.startswith("blk.")}
+    return {
+        **answer.report(),
+        "formats": " and ".join(sorted(blocks)),
+        "bytes": model.file.size,
+        "bits_per_weight": 8 * sum(t.nbytes for t in tensors) / sum(t.elements for t in tensors),
+    }
 
 
 def _byte_vocabulary() -> tuple[list[str], list[int]]:

@@ -118,6 +118,16 @@ def text_windows(model: Model, text: str, ctx: int, chunks: int | None = None) -
     return windows(tokens, ctx, chunks, tokenizer.bos if tokenizer.add_bos else None)
 
 
+def same_text(other: Model, cut: np.ndarray, text: str, ctx: int, chunks: int | None) -> None:
+    """Refuse to compare models that cut the text into other tokens than `cut`."""
+    theirs = text_windows(other, text, ctx, chunks)
+    if theirs.shape != cut.shape or (theirs != cut).any():
+        raise ModelError(
+            "the two models' tokenizers cut the text into different tokens; "
+            "only models with the same vocabulary can be compared."
+        )
+
+
 def perplexity(model: Model, cut: np.ndarray) -> Iterator[Perplexity]:
     """Perplexity of a model on windows [W, ctx] int32; yields the running result per window."""
     nll = _Sample()

@@ -1,0 +1,5 @@
+"""`python -m pnrt`."""
+
+from pnrt.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""The table of weight formats, and what each of them costs on the tensors of a real model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pnrt.container.gguf import GGUFFile, open_gguf
+from pnrt.errors import FormatError, ModelError, PnrtError
+from pnrt.formats import FORMATS
+
+Progress = Callable[[str, int, int], None]
+
+# rows taken from each tensor, spread evenly: enough for three digits of the error
+ROWS = 64
+
+
+def format_rows() -> list[dict[str, Any]]:
+    """One row per format, ready for JSON: sizes, and whether the CPU backend multiplies it."""
+    served = _served()
+    return [
+        {
+            "name": f.name,
+            "id": f.type_id,
+            "bits_per_weight": f.bits_per_weight,
+            "block": f.block,
+            "bytes": f.nbytes,
+            "group": f.group,
+            "align": f.align,
+            "weights": f.weight,
+            "cpu": f.name in served,
+            "title": f.title,
+        }
+        for f in FORMATS.values()
+    ]
+
+
+def _served() -> set[str]:
+    """Formats the CPU backend has a product for."""
+    from pnrt import backend
+
+    with contextlib.closing(backend.open("cpu")) as cpu:
+        return {str(fmt) for op, fmt, _ in cpu.table() if op == "matmul"}
+
+
+def format_errors(path: Path, progress: Progress | None = None) -> dict[str, float]:
+    """Relative RMS error of each format over the weight matrices of a model.
+
+    Args:
+        path: GGUF file; up to ROWS rows of each matrix are decoded and quantized again. Start
+            from a file in f16 or better: what its own format lost does not count again.
+    Returns:
+        format name -> sqrt(sum (y - x)^2 / sum x^2) over the tensors whose rows it can hold.
+    Raises:
+        ModelError: the file has no weight matrix pnrt can decode.
+    """
+    formats = [f for f in FORMATS.values() if f.weight]
+    error = dict.fromkeys((f.name for f in formats), 0.0)
+    energy = dict(error)
+    with open_gguf(path) as file:
+        names = [
+            t.name for t in file.tensors.values() if len(t.shape) == 2 and t.format is not None
+        ]
+        if not names:
+            raise ModelError(f"{path}: no weight matrix to measure formats on.")
+        for done, name in enumerate(names):
+            x = _sample(file, name)
+            for f in formats:
+                if progress:
+                    progress(f"{f.name} on {name}", done, len(names))
+                y = _round_trip(f, x)
+                if y is not None:
+                    error[f.name] += float(((y - x).astype(np.float64) ** 2).sum())
+                    energy[f.name] += float((x.astype(np.float64) ** 2).sum())
+    return {name: (error[name] / e) ** 0.5 for name, e in energy.items() if e}
+
+
+def _sample(file: GGUFFile, name: str) -> np.ndarray:
+    """Up to ROWS rows of a tensor, spread evenly: [n, K] float32."""
+    info = file.tensors[name]
+    picked = np.unique(np.linspace(0, info.rows - 1, ROWS).astype(int))
+    x = info.format.decode(np.ascontiguousarray(file.rows(name)[picked]))
+    if not np.isfinite(x).all():
+        raise FormatError(f"{file.path}: {name} holds weights that are not finite. Run pnrt check.")
+    return x
+
+
+def _round_trip(f: Any, x: np.ndarray) -> np.ndarray | None:
+    """x [n, K] through a format and back; None where it cannot hold the rows."""
+    if x.shape[1] % f.block:
+        return None
+    try:
+        return f.decode(f.quantize(x))
+    except (PnrtError, NotImplementedError):
+        # a format without a quantizer, or weights too large for it: it gets no number
+        return None
