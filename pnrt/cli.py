@@ -494,8 +494,9 @@ def _speeds(answer: Any) -> None:
 def _console(record: bool = False, quiet: bool = False) -> Console:
     from rich.console import Console
 
-    # a screen that is kept has one width, whatever the terminal
-    return Console(record=record, width=100 if record else None, quiet=quiet, highlight=False)
+    # a screen that is kept has one width, and what goes into a pipe is not cut to a terminal
+    width = 100 if record else (None if sys.stdout.isatty() else 180)
+    return Console(record=record, width=width, quiet=quiet, highlight=False)
 
 
 def _show(as_json: bool, data: Any, table: Callable[[], Any], svg: Path | None = None) -> None:

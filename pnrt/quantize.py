@@ -339,7 +339,8 @@ class _Job:
             old = np.ascontiguousarray(rows[first : first + step])
             if decision.kept:
                 new = old
-                self._refuse_findings(info, info.format, first, new)
+                if info.format.block > 1:
+                    self._refuse_findings(info, info.format, first, new)
                 _refuse_non_finite(self.file, info, first, info.format.decode(old))
             else:
                 x = info.format.decode(old)
@@ -360,7 +361,7 @@ class _Job:
         for found in fmt.findings(rows):
             raise FormatError(
                 f"{self.file.path}: {info.name} row {first + found.row} block {found.block}: "
-                f"{found.found}; {fmt.name} allows {found.allowed}. "
+                f"{found.found}; {found.allowed}. "
                 "Nothing was written; `pnrt check` lists everything that is wrong with the source."
             )
 
