@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from pnrt import __version__
-from pnrt.errors import DeviceError, ModelError, PnrtError
+from pnrt.errors import DeviceError, FormatError, ModelError, PnrtError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,6 +129,53 @@ def demo(
     out.print(screen.demo_table(result))
     if svg:
         out.save_svg(str(svg), title="pnrt demo")
+
+
+@app.command()
+def inspect(
+    file: File,
+    tensor: Annotated[str | None, typer.Option(metavar="NAME", help="look at one tensor")] = None,
+    block: Annotated[
+        str | None, typer.Option(metavar="ROW,BLOCK", help="and at one of its blocks")
+    ] = None,
+    hashes: Annotated[bool, typer.Option("--hash", help="sha256 of every tensor")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a file: keys and tensors, one tensor, or one block byte by byte."""
+    from pnrt import screen
+    from pnrt.container.gguf import open_gguf
+    from pnrt.debug.inspect import block_view, file_view, parse_block, tensor_view
+
+    if block and tensor is None:
+        raise FormatError("--block needs --tensor: a block belongs to a tensor. Name it.")
+    with open_gguf(file) as opened, _progress() as tell:
+        if block:
+            view = block_view(opened, tensor, *parse_block(block))
+            shown = screen.block_screen
+        elif tensor is not None:
+            view, shown = tensor_view(opened, tensor), screen.tensor_screen
+        else:
+            view = file_view(
+                opened, hashes=hashes, progress=lambda done, total: tell("hashing", done, total)
+            )
+            shown = screen.file_screen
+    _show(as_json, view, lambda: shown(view))
+
+
+@app.command()
+def check(file: File, as_json: Json = False) -> None:
+    """Find everything that is wrong with a file; exit status 1 if anything is."""
+    from pnrt import screen
+    from pnrt.debug.check import FileFinding, check_file
+
+    notes: list[FileFinding] = []
+    with _progress() as tell:
+        found = check_file(
+            file, notes=notes, progress=lambda done, total: tell("checking", done, total)
+        )
+    result = {"file": file, "findings": found, "notes": notes}
+    _show(as_json, result, lambda: screen.check_screen(result))
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()

@@ -196,8 +196,7 @@ def _kernels(problems: list[dict[str, str]]) -> list[dict[str, str]]:
     from pnrt import backend
 
     try:
-        with contextlib.closing(backend.open("cpu")) as cpu:
-            rows = [(str(op), str(fmt or ""), str(kernel)) for op, fmt, kernel in cpu.table()]
+        rows = backend.open("cpu").table()
     except PnrtError as error:
         problems.append({"problem": str(error), "fix": "see the message"})
         return []

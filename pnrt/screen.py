@@ -61,6 +61,109 @@ def facts(rows: Sequence[tuple[str, Any]]) -> Table:
     return out
 
 
+def file_screen(view: dict[str, Any]) -> RenderableType:
+    """A file: header, keys, tensors, types."""
+    keys = table("key", "type", "value*")
+    for row in view["metadata"]:
+        value = row["value"]
+        if "length" in row:
+            inside = ", ".join(str(v) for v in value)
+            value = f"[{inside}{', ...' if row['length'] > len(value) else ''}] {row['length']}"
+        text = str(value)
+        keys.add_row(
+            escape(row["key"]), row["type"],
+            escape(text if len(text) <= 120 else f"{text[:117]}...").replace("\n", "\\n"),
+        )  # fmt: skip
+    tensors = table("tensor", "shape", "type", "offset", "bytes", right=(1, 3, 4))
+    hashed = view["tensors"] and "sha256" in view["tensors"][0]
+    if hashed:
+        tensors.add_column("sha256", no_wrap=True)
+    for t in view["tensors"]:
+        cells = [escape(t["name"]), shape(t["shape"]), t["type"], f"{t['offset']:#x}"]
+        cells += [str(t["bytes"])] + ([t["sha256"]] if hashed else [])
+        tensors.add_row(*cells, style=None if t["known"] else "yellow")
+    types = table("type", "tensors", "weights", "bytes", "bits/weight", right=(1, 2, 3, 4))
+    for r in view["types"]:
+        types.add_row(
+            r["type"], str(r["tensors"]), str(r["elements"]), str(r["bytes"]),
+            _bits(r["bits_per_weight"]),
+        )  # fmt: skip
+    head = (
+        f"{view['path']}: GGUF {view['version']}, {size(view['size'])}, "
+        f"{_bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}"
+    )
+    notes = [Text(note, style="yellow") for note in view["notes"]]
+    return Group(Text(head), keys, tensors, types, *notes)
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def tensor_screen(view: dict[str, Any]) -> RenderableType:
+    """One tensor: its place, the spread of its values, how often each code occurs."""
+    rows = [
+        ("tensor", view["name"]),
+        ("shape", shape(view["shape"])),
+        ("type", f"{view['type']}, {_bits(view['bits_per_weight'])} bits per weight"),
+        ("bytes", f"{view['bytes']} from {view['offset']:#x}"),
+        ("values", f"{_short(view['min'])} to {_short(view['max'])}"),
+        ("mean, rms", f"{_short(view['mean'])}, {_short(view['rms'])}"),
+        ("zeros", f"{view['zeros']}, not finite: {view['nonfinite']}"),
+    ]
+    if "codes" not in view:
+        return facts(rows)
+    rows.append(("empty groups", view["zero_scales"]))
+    total = sum(count for _, count in view["codes"]) or 1
+    most = max((count for _, count in view["codes"]), default=1)
+    out = table("code", "share", "", right=(0, 1))
+    for code, count in view["codes"]:
+        bar = Text("▇" * round(40 * count / most), style="cyan")
+        out.add_row(str(code), f"{100 * count / total:.2f} %", bar)
+    return Group(facts(rows), out)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def block_screen(view: dict[str, Any]) -> RenderableType:
+    """One block: bytes, scales, codes and the values they make, eight to a line."""
+    raw = view["hex"]
+    dump = [raw[i : i + 32] for i in range(0, len(raw), 32)]
+    lines = [" ".join(line[i : i + 2] for i in range(0, len(line), 2)) for line in dump]
+    rows = [
+        ("tensor", f"{view['tensor']}, {view['type']}"),
+        ("block", f"row {view['row']} block {view['block']}, byte {view['offset']:#x}"),
+        ("bytes", "\n".join(lines)),
+    ]
+    if view["scales"] is not None:
+        rows.append((f"scales per {view['group']}", ", ".join(_short(v) for v in view["scales"])))
+    if view["offsets"] is not None:
+        rows.append(("offsets", ", ".join(_short(v) for v in view["offsets"])))
+    out = table("weight", *(f"+{i}" for i in range(8)), right=range(9))
+    for start in range(0, len(view["values"]), 8):
+        codes = (view["codes"] or [])[start : start + 8]
+        if codes:
+            out.add_row(str(view["first"] + start), *(str(c) for c in codes), style="cyan")
+        values = view["values"][start : start + 8]
+        out.add_row("" if codes else str(view["first"] + start), *(_short(v) for v in values))
+    bad = [
+        Text(f"byte {f['byte']}: {f['found']}; {f['allowed']}", style="red")
+        for f in view["findings"]
+    ]
+    return Group(facts(rows), out, *bad)
+
+
+def check_screen(result: dict[str, Any]) -> RenderableType:
+    """Findings, one line each, then what is odd but not wrong."""
+    parts: list[RenderableType] = [Text(str(f), style="red") for f in result["findings"]]
+    parts += [Text(f"note: {n}", style="yellow") for n in result["notes"]]
+    count = len(result["findings"])
+    last = f"{count} finding{'s' * (count != 1)}" if count else "nothing is wrong"
+    return Group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
+
+
 def plan_table(decisions: Sequence[Decision]) -> RenderableType:
     """A quantization plan with its total."""
     out = table("tensor", "shape", "from", "to", "bytes", "why*", right=(1, 4))

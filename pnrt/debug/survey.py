@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,7 @@ def _served() -> set[str]:
     """Formats the CPU backend has a product for."""
     from pnrt import backend
 
-    with contextlib.closing(backend.open("cpu")) as cpu:
-        return {str(fmt) for op, fmt, _ in cpu.table() if op == "matmul"}
+    return {fmt for op, fmt, _ in backend.open("cpu").table() if op == "matmul"}
 
 
 def format_errors(path: Path, progress: Progress | None = None) -> dict[str, float]:
