@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt.cpu import simd
+from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import CODECS, FLOATS, LANES, ROWS, WORDS, Weight, aligned, lane_of
 from pnrt.cpu.simd import (
     add,
@@ -310,10 +311,13 @@ def _quantize(a, thread, threads):
     blocks, count = read_i64(a + 48), read_i64(a + 56)
     tokens = read_i64(read_i64(a + 64))
     bad = i32_at(read_i64(a + 72))
-    real = (K + 31) // 32
     rounded = (tokens + count - 1) // count * count
-    work = rounded * real
-    for item in range(work * thread // threads, work * (thread + 1) // threads):
+    first, last = share(tokens, thread, threads)
+    if thread == threads - 1:
+        # the unused tokens of the last tile are zeros
+        last = rounded
+    real = (K + 31) // 32
+    for item in range(first * real, last * real):
         t, b = item // real, item % real
         at = ((t // count) * blocks + b) * count + t % count
         q, s, d = i8_at(codes + at * 32), i32_at(sums + at * 12), f32_at(scales + at * 4)
@@ -328,6 +332,9 @@ def _quantize(a, thread, threads):
             n = 0
         step = simd.bits_float(top) / np.float32(127.0)
         inverse = np.float32(1.0) / step if step != np.float32(0.0) else np.float32(0.0)
+        if inverse == np.float32(np.inf):
+            # the scale rounds to zero, whatever the codes
+            inverse = np.float32(0.0)
         low = high = np.int32(0)
         for j in range(32):
             v = source[j] * inverse if j < n else np.float32(0.0)
@@ -352,12 +359,22 @@ def _spread(a, thread, threads):
     x, width, K = read_i64(a), read_i64(a + 8), read_i64(a + 16)
     out, blocks, count = read_i64(a + 24), read_i64(a + 48), read_i64(a + 56)
     tokens = read_i64(read_i64(a + 64))
-    rounded = (tokens + count - 1) // count * count
-    for t in range(rounded * thread // threads, rounded * (thread + 1) // threads):
+    bad = i32_at(read_i64(a + 72))
+    first, last = share(tokens, thread, threads)
+    if thread == threads - 1:
+        last = (tokens + count - 1) // count * count
+    for t in range(first, last):
         source = f32_at(x + t * width * 4)
         target = f32_at(out + ((t // count) * blocks * 32 * count + t % count) * 4)
-        for k in range(K):
-            target[k * count] = source[k] if t < tokens else np.float32(0.0)
+        top = np.int32(0)
+        for k in range(K if t < tokens else 0):
+            target[k * count] = source[k]
+            top = max(top, simd.float_bits(source[k]) & np.int32(0x7FFFFFFF))
+        if top >= np.int32(0x7F800000):
+            bad[0] = np.int32(1)
+        if t >= tokens:
+            for k in range(K):
+                target[k * count] = np.float32(0.0)
 
 
 spread_kernel = kernel(_spread, name="spread_f32")

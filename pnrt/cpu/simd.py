@@ -210,6 +210,20 @@ read_u16 = _reader(types.uint16, lambda b, p: _load(b, p, I16, 2))
 read_f32 = _reader(types.float32, lambda b, p: _load(b, p, FLOAT, 4))
 
 
+@intrinsic
+def load_first(typingctx, address, n):
+    """n float32 (n may exceed 16 or be negative) in the first lanes, +0.0 in the others."""
+
+    def emit(context, b, signature, args):
+        lanes = ir.Constant(i32x16.llvm, list(range(LANES)))
+        mask = b.icmp_signed("<", lanes, _splat(b, b.trunc(args[1], I32)))
+        pointer = _pointer(b, args[0], f32x16.llvm)
+        inputs = [pointer, ir.Constant(I32, 4), mask, _const(f32x16.llvm, 0.0)]
+        return _call(b, "llvm.masked.load.v16f32.p0", f32x16.llvm, inputs)
+
+    return f32x16(types.int64, types.int64), emit
+
+
 def _writer(value_type, align, convert=lambda b, v: v):
     @intrinsic
     def write(typingctx, address, value):

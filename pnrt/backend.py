@@ -1,0 +1,110 @@
+"""A backend is a table (op, format) -> kernel, and refuses what is not in it.
+
+b = pnrt.backend.open("cpu")
+W = b.pack("pn3t", rows, K)
+y = b.matmul(W, x, activations="q8_0")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from pnrt.errors import DeviceError
+from pnrt.program import FORMAT_OPS, Program
+
+BACKENDS = ("cpu",)
+ACTIVATIONS = ("q8_0", "f32")
+CACHE_TYPES = ("f16", "f32")
+
+
+class Session(Protocol):
+    """A program bound to weights and state on one backend."""
+
+    position: int
+
+    def run(self, tokens: np.ndarray, wanted: int) -> np.ndarray:
+        """Feed tokens; float32 logits [wanted, V] of the last `wanted` of them."""
+
+    def reset(self) -> None:
+        """Forget every token."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+class Backend(Protocol):
+    """What the rest of pnrt knows of a backend."""
+
+    name: str
+    threads: int
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Rows (op, format or '-', kernel name): everything this backend can do."""
+
+    def pack(self, format: str, rows: np.ndarray, K: int) -> Any:
+        """Arrange rows [N, row_bytes] uint8 of a format for this backend."""
+
+    def matmul(self, weight: Any, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:
+        """x [T, K] float32 times a packed matrix -> [T, N] float32."""
+
+    def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> Session:
+        """Bind a program to its weights and allocate its state."""
+
+
+def open(name: str, threads: int | None = None) -> Backend:
+    """Open a backend by name.
+
+    Raises: DeviceError for a name pnrt does not know or a machine that cannot run it.
+    """
+    if name == "cpu":
+        from pnrt.cpu.session import CpuBackend
+
+        return CpuBackend(threads)
+    raise DeviceError(f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}")
+
+
+def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return value if it is one of the allowed names.
+
+    Raises: DeviceError that lists them.
+    """
+    if value not in allowed:
+        raise DeviceError(f"{what} {value!r}: unknown. Allowed: {', '.join(allowed)}")
+    return value
+
+
+def refusal(backend: str, table: list[tuple[str, str, str]], op: str, format: str, where: str):
+    """The sentence for a kernel that is not there, with what the backend does have."""
+    have = sorted({f for o, f, _ in table if o == op})
+    if not have:
+        ops = ", ".join(sorted({o for o, _, _ in table}))
+        return DeviceError(f"{where}: backend {backend} has no op {op}. It has: {ops}")
+    return DeviceError(
+        f"{where}: backend {backend} has no {op} kernel for {format}. "
+        f"It has {op} for: {', '.join(have)}. "
+        "Convert the file with `pnrt quantize`, or choose another file."
+    )
+
+
+def check_program(
+    backend: Backend, program: Program, format_of: Callable[[str], str | None]
+) -> None:
+    """Refuse a program before any weight is read if a step has no kernel.
+
+    Args:
+        format_of: tensor name -> format name (None for a type id pnrt does not know).
+    """
+    table = backend.table()
+    have = {(op, form) for op, form, _ in table}
+    for step in program.steps:
+        if step.op not in FORMAT_OPS:
+            if (step.op, "-") not in have:
+                raise refusal(backend.name, table, step.op, "-", step.name)
+            continue
+        for tensor in step.weights:
+            form = format_of(tensor)
+            if (step.op, form) not in have:
+                raise refusal(backend.name, table, step.op, form or "an unknown type", tensor)

@@ -1,0 +1,388 @@
+"""The CPU backend: its table, and programs bound to memory.
+
+A session turns every step into kernel calls once; a token is then one run of the list inside one
+parallel region. Barriers stand only where a call reads or overwrites what another thread may still
+be working on: kernels that split their work by tokens keep to the same share and need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pnrt.backend import ACTIVATIONS, CACHE_TYPES, check_choice, refusal
+from pnrt.cpu import attention, elementwise, embed, matmul, norm, pack, rope
+from pnrt.errors import DeviceError, FormatError, ModelError
+from pnrt.formats import FORMATS
+from pnrt.jit import Call, Script, default_threads, words
+from pnrt.program import Program, Step
+
+# logits are computed for this many rows at a time, whatever the chunk
+HEAD_ROWS = 64
+FORMATS_HERE = (*pack.CODECS, *pack.FLOATS)
+OPS = {
+    "add": elementwise.add_kernel,
+    "add_bias": elementwise.bias_kernel,
+    "attention": attention.attention_kernels["f16"],
+    "rms_norm": norm.rms_norm_kernel,
+    "rope": rope.rope_kernel,
+    "store_kv": rope.store_kernel,
+    "swiglu": elementwise.swiglu_kernel,
+    "take": embed.take_kernel,
+}
+
+
+class CpuBackend:
+    """numba kernels with explicit SIMD on `threads` threads."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None):
+        if threads is not None and threads < 1:
+            raise DeviceError(f"threads: found {threads}; at least 1 is needed")
+        self.threads = threads or default_threads()[0]
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Rows (op, format or '-', kernel name): everything this backend can do."""
+        rows = [(op, "-", kernel.name) for op, kernel in OPS.items()]
+        for form in FORMATS_HERE:
+            rows.append(("matmul", form, f"matmul_{form}"))
+            rows.append(("embed", form, f"embed_{form}"))
+        return sorted(rows)
+
+    def pack(self, format: str, rows: np.ndarray, K: int) -> pack.Weight:
+        """Interleave a matrix by 16 rows.
+
+        Args:
+            format: name of a format in the table.
+            rows: [N, row_bytes] uint8.
+            K: weights per row.
+        Raises: DeviceError for a format without a kernel, FormatError for rows of another size.
+        """
+        if format not in FORMATS_HERE:
+            raise refusal(self.name, self.table(), "matmul", format, "pack")
+        rows = np.asarray(rows)
+        needed = FORMATS[format].row_bytes(K)
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != needed or not len(rows):
+            raise FormatError(
+                f"pack: rows are {rows.dtype} {list(rows.shape)}; {format} with K = {K} needs "
+                f"uint8 [N >= 1, {needed}]"
+            )
+        return pack.pack(format, rows, K, self.threads)
+
+    def matmul(self, weight: pack.Weight, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:
+        """Multiply activations by a packed matrix.
+
+        Args:
+            x: [T, K] float32, finite.
+            activations: 'q8_0' or 'f32'; f32, f16 and bf16 weights always take f32.
+        Returns: [T, N] float32.
+        Exact: the bits of reference.matmul, for any T, thread count and instruction set.
+        Raises: FormatError for another shape or non-finite x.
+        """
+        check_choice("activations", activations, ACTIVATIONS)
+        x = np.ascontiguousarray(x, np.float32)
+        if x.ndim != 2 or x.shape[1] != weight.K:
+            raise FormatError(f"matmul: x is {list(x.shape)}; needed [T, {weight.K}]")
+        if not np.isfinite(x).all():
+            t, k = np.argwhere(~np.isfinite(x))[0]
+            raise FormatError(f"matmul: x[{t}, {k}] is {x[t, k]}; activations must be finite")
+        T, count = len(x), 1 if len(x) == 1 else matmul.TILE
+        if T == 0:
+            return np.empty((0, weight.N), np.float32)
+        mode = "f32" if weight.format in pack.FLOATS else activations
+        inputs = matmul.Activations(weight.K, T, mode, count)
+        out = np.full((_whole(T, count), weight.panels * pack.ROWS), np.nan, np.float32)
+        control, bad = np.array([T, 0], np.int64), np.zeros(1, np.int32)
+        stack = pack.aligned(self.threads * matmul.STACK)
+        calls = [
+            inputs.fill(x, control, bad),
+            matmul.matmul(weight, inputs, out, control, stack),
+        ]
+        Script(calls).run(self.threads)
+        return out[:T, : weight.N].copy()
+
+    def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> CpuSession:
+        """Bind a program; see CpuSession for the options."""
+        return CpuSession(self, program, weights, **options)
+
+
+def _whole(n: int, count: int) -> int:
+    return -(-n // count) * count
+
+
+class _Binder:
+    """Turns steps into calls for one set of buffers and one number of tokens per tile."""
+
+    def __init__(self, session: CpuSession, count: int):
+        self.session, self.count = session, count
+        self.inputs: dict[tuple[str, str], matmul.Activations] = {}
+        self.filled: set[tuple[str, str]] = set()
+        self.names: list[str] = []
+        self.calls: list[tuple[Call, frozenset, frozenset, str]] = []
+
+    def emit(self, step: str, call: Call, reads: Iterable, writes: Iterable, split: str) -> None:
+        self.calls.append((call, frozenset(reads), frozenset(writes), split))
+        self.names.append(step)
+
+    def bind(self, steps: Iterable[Step], control: np.ndarray, capacity: int) -> None:
+        for step in steps:
+            getattr(self, step.op)(step, control, capacity)
+            self.filled = {key for key in self.filled if key[0] != step.output}
+
+    def script(self) -> Script:
+        """The calls with a barrier before each one that depends on another thread's work."""
+        calls = [call for call, *_ in self.calls]
+        reads, writes, since = set(), set(), set()
+        for i, (_, r, w, split) in enumerate(self.calls):
+            clash = (r & writes) or (w & (reads | writes))
+            if i and clash and (split != "tokens" or since != {"tokens"}):
+                reads, writes, since = set(), set(), set()
+                calls[i - 1] = calls[i - 1]._replace(barrier=True)
+            reads |= r
+            writes |= w
+            since.add(split)
+        return Script(calls)
+
+    def simple(self, step: Step, control: np.ndarray, which, *values) -> None:
+        arguments = words(*values, control)
+        call = Call(which, arguments, (values, control), False)
+        self.emit(step.name, call, step.inputs, (step.output,), "tokens")
+
+    def embed(self, step, control, capacity) -> None:
+        s = self.session
+        form, rows = s.weights[f"{step.weights[0]}:rows"]
+        out = s.slots[step.output]
+        kernel = embed.embed_kernel(form)
+        K = FORMATS[form].columns(rows.shape[1])
+        self.simple(
+            step, control, kernel, rows, rows.shape[1], K, s.tokens, out, out.shape[1]
+        )  # fmt: skip
+
+    def take(self, step, control, capacity) -> None:
+        x, out = self.session.slots[step.inputs[0]], self.session.slots[step.output]
+        n = self.session.program.slots[step.output]
+        self.simple(step, control, embed.take_kernel, x, x.shape[1], out, out.shape[1], n)
+
+    def rms_norm(self, step, control, capacity) -> None:
+        x, out = self.session.slots[step.inputs[0]], self.session.slots[step.output]
+        weight, n = self.session.vector(step.weights[0]), step.numbers
+        self.simple(
+            step, control, norm.rms_norm_kernel, x, x.shape[1], weight, out, out.shape[1],
+            n["n"], n["heads"], float(n["eps"]),
+        )  # fmt: skip
+
+    def add_bias(self, step, control, capacity) -> None:
+        x, bias = self.session.slots[step.output], self.session.vector(step.weights[0])
+        self.simple(step, control, elementwise.bias_kernel, x, x.shape[1], bias, bias.size)
+
+    def _pairwise(self, step, control, which, n) -> None:
+        x, y = (self.session.slots[name] for name in step.inputs)
+        out = self.session.slots[step.output]
+        self.simple(
+            step, control, which, x, x.shape[1], y, y.shape[1], out, out.shape[1], n
+        )  # fmt: skip
+
+    def add(self, step, control, capacity) -> None:
+        n = self.session.program.slots[step.output]
+        self._pairwise(step, control, elementwise.add_kernel, n)
+
+    def swiglu(self, step, control, capacity) -> None:
+        self._pairwise(step, control, elementwise.swiglu_kernel, step.numbers["n"])
+
+    def rope(self, step, control, capacity) -> None:
+        s, n = self.session, step.numbers
+        x = s.slots[step.output]
+        self.simple(
+            step, control, rope.rope_kernel, x, x.shape[1], n["heads"], n["dim"], n["pairs"],
+            n["neox"], *s.rope_tables,
+        )  # fmt: skip
+
+    def store_kv(self, step, control, capacity) -> None:
+        s, il = self.session, step.numbers["cache"]
+        k, v = (s.slots[name] for name in step.inputs)
+        groups, dim = s.program.caches[il]
+        keys, values = s.caches[il]
+        self.simple(
+            step, control, rope.store_kernel, k, k.shape[1], v, v.shape[1], groups, dim,
+            keys, values, s.positions, s.kv == "f16",
+        )  # fmt: skip
+
+    def attention(self, step, control, capacity) -> None:
+        s, n = self.session, step.numbers
+        q, out = s.slots[step.inputs[0]], s.slots[step.output]
+        groups, dim = s.program.caches[n["cache"]]
+        keys, values = s.caches[n["cache"]]
+        arguments = words(
+            q, q.shape[1], keys, values, out, out.shape[1], n["heads"], groups, dim, s.positions,
+            float(n["scale"]), control, s.scratch, s.scratch_bytes,
+        )  # fmt: skip
+        call = Call(attention.attention_kernels[s.kv], arguments, (s, control), False)
+        self.emit(step.name, call, step.inputs, (step.output,), "heads")
+
+    def matmul(self, step, control, capacity) -> None:
+        s, name = self.session, step.inputs[0]
+        weight = s.weights[step.weights[0]]
+        mode = "f32" if weight.format in pack.FLOATS else s.activations
+        key = (name, mode)
+        if key not in self.inputs or self.inputs[key].K != weight.K:
+            self.inputs[key] = matmul.Activations(weight.K, capacity, mode, self.count)
+            self.filled.discard(key)
+        inputs = self.inputs[key]
+        if key not in self.filled:
+            call = inputs.fill(s.slots[name], control, s.flag(step.name))
+            self.emit(step.name, call._replace(barrier=False), (name,), (key,), "tokens")
+            self.filled.add(key)
+        call = matmul.matmul(weight, inputs, s.slots[step.output], control, s.stack)
+        self.emit(step.name, call._replace(barrier=False), (key,), (step.output,), "rows")
+
+
+class CpuSession:
+    """A program with weights, buffers and caches; feeds tokens and returns logits.
+
+    Args:
+        weights: matrices as Weight, vectors as float32 arrays, the embedding as (format, rows) under
+            its name with ":rows" added.
+        rope_tables: (cos, sin) float32 [positions, pairs].
+        positions: tokens the cache holds.
+        chunk: tokens at most per run.
+        kv: 'f16' or 'f32'; activations: 'q8_0' or 'f32'.
+    """
+
+    def __init__(
+        self,
+        backend: CpuBackend,
+        program: Program,
+        weights: Mapping[str, Any],
+        *,
+        rope_tables: tuple[np.ndarray, np.ndarray],
+        positions: int,
+        chunk: int = 512,
+        kv: str = "f16",
+        activations: str = "q8_0",
+        progress: Callable[[int, int, str, float], None] | None = None,
+    ):
+        self.kv = check_choice("kv", kv, CACHE_TYPES)
+        self.activations = check_choice("activations", activations, ACTIVATIONS)
+        self.backend, self.program, self.weights = backend, program, weights
+        self.threads, self.progress = backend.threads, progress
+        self.rope_tables = tuple(np.ascontiguousarray(t, np.float32) for t in rope_tables)
+        self.positions = _whole(positions, pack.ROWS)
+        self.limit = positions
+        self.chunk = _whole(min(chunk, self.limit), matmul.TILE)
+        self.position = 0
+        self._allocate()
+        self._flags: list[tuple[str, np.ndarray]] = []
+        self._scripts: dict[tuple[str, int], Script] = {}
+
+    def _allocate(self) -> None:
+        kind = np.uint16 if self.kv == "f16" else np.float32
+        widest = max((dim for _, dim in self.program.caches), default=0)
+        self.scratch_bytes = _whole((self.positions + 32 + _whole(widest, 64)) * 4, 64)
+        self.scratch = pack.aligned(self.threads * self.scratch_bytes)
+        self.stack = pack.aligned(self.threads * matmul.STACK)
+        self.tokens = np.zeros(self.chunk, np.int64)
+        self.caches = [
+            (
+                pack.aligned(g * self.positions * dim * kind().itemsize),
+                pack.aligned(g * self.positions * dim * kind().itemsize),
+            )
+            for g, dim in self.program.caches
+        ]
+        heads = {step.output for step in self.program.head}
+        self.slots = {
+            name: self._slot(_rows(name in heads, self.chunk), width)
+            for name, width in self.program.slots.items()
+        }
+        # tokens of the body and the first one's position; rows of the head and the first of them
+        self.control, self.head_control = np.zeros(2, np.int64), np.zeros(2, np.int64)
+
+    def _slot(self, rows: int, width: int) -> np.ndarray:
+        width = _whole(width, pack.ROWS)
+        return pack.aligned(rows * width * 4).view(np.float32).reshape(rows, width)
+
+    def vector(self, name: str) -> np.ndarray:
+        """A norm weight or bias, float32."""
+        return self.weights[name]
+
+    def flag(self, step: str) -> np.ndarray:
+        """Where a step reports that its input was not finite."""
+        self._flags.append((step, np.zeros(1, np.int32)))
+        return self._flags[-1][1]
+
+    def _script(self, part: str, count: int) -> Script:
+        """The calls of 'body', 'head' or 'both' for one token or for tiles of them."""
+        key = (part, count)
+        if key not in self._scripts:
+            binder = _Binder(self, count)
+            capacity = 1 if count == 1 else self.chunk
+            if part in ("body", "both"):
+                binder.bind(self.program.body, self.control, capacity)
+            if part in ("head", "both"):
+                binder.bind(self.program.head, self.head_control, min(capacity, HEAD_ROWS))
+            self._scripts[key] = binder.script()
+            self._scripts[key].compile(self.progress)
+        return self._scripts[key]
+
+    def prepare(self) -> None:
+        """Compile (or load) every kernel a prompt and a generation need."""
+        for part, count in (("both", 1), ("body", matmul.TILE), ("head", 1), ("head", matmul.TILE)):
+            self._script(part, count)
+
+    def run(self, tokens: np.ndarray, wanted: int = 1) -> np.ndarray:
+        """Feed 1 .. chunk tokens.
+
+        Args:
+            tokens: [T] token ids.
+            wanted: logits of how many of the last tokens.
+        Returns: [wanted, V] float32.
+        Raises: ModelError when the context is full or a value is not finite.
+        """
+        T = len(tokens)
+        if self.position + T > self.limit:
+            raise ModelError(
+                f"the context is full: {self.position} + {T} tokens, it holds {self.limit}. "
+                "Use a shorter prompt or a larger context"
+            )
+        self.tokens[:T] = tokens
+        self.control[:] = T, self.position
+        V = self.program.slots[self.program.logits]
+        logits = np.empty((wanted, V), np.float32)
+        if T == 1 and wanted == 1:
+            self.head_control[:] = 1, 0
+            self._run("both", 1)
+            logits[0] = self.slots[self.program.logits][0, :V]
+        else:
+            self._run("body", 1 if T == 1 else matmul.TILE)
+            for first in range(0, wanted, HEAD_ROWS):
+                rows = min(HEAD_ROWS, wanted - first)
+                self.head_control[:] = rows, T - wanted + first
+                self._run("head", 1 if rows == 1 else matmul.TILE)
+                logits[first : first + rows] = self.slots[self.program.logits][:rows, :V]
+        self.position += T
+        return logits
+
+    def _run(self, part: str, count: int) -> None:
+        self._script(part, count).run(self.threads)
+        for step, flag in self._flags:
+            if flag[0]:
+                flag[0] = 0
+                raise ModelError(
+                    f"{step}: an input is NaN or infinite (position {self.position} and after). "
+                    "`pnrt check` tests the file's weights"
+                )
+
+    def reset(self) -> None:
+        """Forget every token."""
+        self.position = 0
+
+    def close(self) -> None:
+        """Drop the weights and buffers."""
+        self.weights, self.slots, self.caches = {}, {}, []
+        self._scripts.clear()
+
+
+def _rows(in_head: bool, chunk: int) -> int:
+    return min(HEAD_ROWS, chunk) if in_head else chunk

@@ -1,0 +1,260 @@
+"""From a file to tokens: load a model, feed it, generate.
+
+with pnrt.load("model.gguf") as model:
+    for token in model.generate(model.tokenizer.encode("Once upon"), n=32):
+        ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pnrt import backend as backends
+from pnrt.container.gguf import GGUFFile, open_gguf
+from pnrt.errors import ModelError
+from pnrt.models.config import Config, read_config
+from pnrt.models.rope import rope_tables
+from pnrt.models.rotation import read_rotation
+from pnrt.models.weights import check_weights
+from pnrt.program import Program
+
+if TYPE_CHECKING:
+    from pnrt.text.sampling import Sampler
+    from pnrt.text.tokenizer import Tokenizer
+
+# the default context: enough for a chat, and the caches are only touched as they fill
+DEFAULT_CONTEXT = 8192
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+Progress = Callable[[str, int, int], None]
+
+
+class Model:
+    """A loaded model; made by `load`, a context manager.
+
+    config: Config; file: GGUFFile; program: Program; context: tokens it can hold; position: tokens
+    it has read; threads; tokenizer (built when first asked for).
+    """
+
+    def __init__(
+        self, file: GGUFFile, config: Config, program: Program, session: Any, context: int
+    ):
+        self.file, self.config, self.program = file, config, program
+        self.session, self.context = session, context
+        self.threads = session.threads
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back weights, caches and the file."""
+        self.session.close()
+        self.file.close()
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the file's metadata describes."""
+        from pnrt.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_metadata(self.file.metadata)
+
+    @property
+    def position(self) -> int:
+        """Tokens read so far."""
+        return self.session.position
+
+    def reset(self) -> None:
+        """Forget every token."""
+        self.session.reset()
+
+    def logits(self, tokens: Sequence[int], chunk: int = 512) -> np.ndarray:
+        """Logits of every position, from an empty state.
+
+        Args:
+            tokens: [T] ids.
+            chunk: tokens fed at a time; the result does not depend on it, to the bit.
+        Returns: [T, V] float32.
+        """
+        self.reset()
+        return self.eval(tokens, chunk, all=True)
+
+    def eval(self, tokens: Sequence[int], chunk: int = 512, all: bool = False) -> np.ndarray:
+        """Feed tokens after those already read.
+
+        Returns: float32 [V] of the last token, or [T, V] with all.
+        Raises: ModelError for no tokens, ids outside the vocabulary, a full context.
+        """
+        ids = np.asarray(tokens, np.int64).reshape(-1)
+        bad = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
+        if bad.size:
+            raise ModelError(
+                f"token {bad[0]} is {ids[bad[0]]}: ids are 0 to {self.config.vocab_size - 1}"
+            )
+        if not ids.size:
+            raise ModelError("no tokens: a model needs at least one to go on from")
+        if chunk < 1:
+            raise ModelError(f"chunk: found {chunk}; at least 1 is needed")
+        if self.position + ids.size > self.context:
+            raise ModelError(
+                f"the context is full: {self.position} + {ids.size} tokens, it holds "
+                f"{self.context}. Use a shorter prompt or load with a larger context"
+            )
+        step = min(chunk, self.session.chunk)
+        parts = []
+        for start in range(0, ids.size, step):
+            part = ids[start : start + step]
+            last = start + step >= ids.size
+            rows = self.session.run(part, len(part) if all else int(last))
+            parts.append(rows)
+        return np.concatenate(parts) if all else parts[-1][-1]
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        n: int = 128,
+        sampler: Sampler | None = None,
+        chunk: int = 512,
+    ) -> Iterator[int]:
+        """Feed tokens, then sample up to n more.
+
+        Args:
+            sampler: None for greedy.
+        Yields: token ids; ends at an end-of-generation token (not yielded) or a full context.
+        """
+        stop = self.tokenizer.eog
+        logits = self.eval(tokens, chunk)
+        for i in range(n):
+            token = sampler.sample(logits) if sampler else int(np.argmax(logits))
+            if token in stop:
+                return
+            yield token
+            if i + 1 == n or self.position == self.context:
+                return
+            logits = self.eval([token])
+
+
+def load(
+    path: str | Path,
+    backend: str = "cpu",
+    activations: str = "q8_0",
+    kv: str = "f16",
+    threads: int | None = None,
+    rotation: str | None = None,
+    context: int | None = None,
+    chunk: int = 512,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a GGUF model.
+
+    Args:
+        backend: 'cpu'.
+        activations: 'q8_0' (8-bit, the fast one) or 'f32'; f32, f16 and bf16 weights take f32.
+        kv: 'f16' or 'f32' cache.
+        threads: None for what the affinity mask and container quota allow.
+        rotation: 'none' to vouch that a PN file without rotation keys is not rotated.
+        context: tokens the caches hold; None for the model's own, at most 8192.
+        chunk: tokens at most per run of a prompt.
+        progress: told (what, done, total).
+    Raises:
+        FileError, ModelError, DeviceError: before any weight is read.
+    """
+    tell = progress or (lambda what, done, total: None)
+    backends.check_choice("activations", activations, backends.ACTIVATIONS)
+    backends.check_choice("kv", kv, backends.CACHE_TYPES)
+    engine = backends.open(backend, threads)
+    file = open_gguf(path)
+    try:
+        config = read_config(file)
+        if config.architecture not in ARCHITECTURES:
+            raise ModelError(
+                f"{path}: architecture {config.architecture} cannot be run yet; "
+                f"pnrt runs {', '.join(ARCHITECTURES)}"
+            )
+        tensors = check_weights(file, config)
+        if read_rotation(file, rotation).kind != "none":
+            raise ModelError(
+                f"{path}: its weights are rotated, and pnrt cannot rotate activations yet; "
+                "running it unrotated would give fluent noise. Use an unrotated file"
+            )
+        context = _context(config, context)
+        program = _build(config, tensors)
+        backends.check_program(engine, program, lambda name: _format(file, name))
+        weights = _read_weights(file, program, engine, tell)
+        session = engine.bind(
+            program,
+            weights,
+            rope_tables=_rope(file, config, context),
+            positions=context,
+            chunk=chunk,
+            kv=kv,
+            activations=activations,
+        )
+        session.progress = lambda done, total, name, seconds: tell(
+            f"compiling kernels, {seconds:.1f} s", done, total
+        )
+        session.prepare()
+        return Model(file, config, program, session, context)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _context(config: Config, asked: int | None) -> int:
+    if asked is None:
+        return min(config.context_length, DEFAULT_CONTEXT)
+    if not 1 <= asked <= config.context_length:
+        raise ModelError(f"context {asked}: this model holds 1 to {config.context_length} tokens")
+    return asked
+
+
+def _build(config: Config, tensors: Any) -> Program:
+    from pnrt.models import llama
+
+    return llama.build(config, {info.name for info in tensors.values()})
+
+
+def _format(file: GGUFFile, name: str) -> str | None:
+    form = file.tensors[name].format
+    return form.name if form else None
+
+
+def _rope(file: GGUFFile, config: Config, context: int) -> tuple[np.ndarray, np.ndarray]:
+    factors = None
+    if "rope_freqs.weight" in file.tensors:
+        factors = _vector(file, "rope_freqs.weight")
+    return rope_tables(config, np.arange(context), factors)
+
+
+def _vector(file: GGUFFile, name: str) -> np.ndarray:
+    return np.ascontiguousarray(file.tensors[name].format.decode(file.rows(name)).reshape(-1))
+
+
+def _read_weights(file: GGUFFile, program: Program, engine: Any, tell: Progress) -> dict[str, Any]:
+    """Matrices packed, vectors decoded, the embedding as (format, rows) of the mapped file."""
+    matrices = program.matrices()
+    total = sum(file.tensors[name].nbytes for name in matrices) // 2**20
+    weights: dict[str, Any] = {}
+    done = 0
+    for name in matrices:
+        tell("packing weights, MiB", done // 2**20, total)
+        info = file.tensors[name]
+        weights[name] = engine.pack(info.format.name, file.rows(name), info.columns)
+        file.drop_pages(name)
+        done += info.nbytes
+    tell("packing weights, MiB", total, total)
+    for step in program.steps:
+        for name in step.weights:
+            if step.op == "embed":
+                # a tied table is also a matrix: the look-up keeps the file's rows under its own key
+                weights[f"{name}:rows"] = (file.tensors[name].format.name, file.rows(name))
+            elif name not in weights:
+                weights[name] = _vector(file, name)
+    return weights

@@ -1,0 +1,68 @@
+"""A model as data: an ordered list of steps over named slots, which a backend binds and runs.
+
+Printing a program reads like the paper:
+
+    blk.0.attn_norm    h [576]      = rms_norm(x; blk.0.attn_norm.weight)
+    blk.0.q            q [576]      = matmul(h; blk.0.attn_q.weight)
+
+Trace, diff and the dispatch report read this list too, so they cannot disagree with what ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# ops of the table that work on weights of a format; the others know float32 slots only
+FORMAT_OPS = ("embed", "matmul")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    name: stable, `blk.3.attn_norm`; op: entry of the backend's table; inputs: slots read;
+    weights: tensors read; output: slot written; numbers: sizes and constants of the op.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    output: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one architecture computes for T tokens.
+
+    slots: name -> width of a [T, width] float32 array; body: steps from token ids to the last
+    hidden state; head: steps from `head_input` to the logits, needed only for the rows whose logits
+    are wanted; caches: (kv heads, head dim) per attention layer; logits: the last slot.
+    """
+
+    architecture: str
+    slots: Mapping[str, int]
+    body: tuple[Step, ...]
+    head: tuple[Step, ...]
+    caches: tuple[tuple[int, int], ...]
+    logits: str = "logits"
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.body + self.head
+
+    def matrices(self) -> list[str]:
+        """Names of the tensors that matmul steps read, in order, each once."""
+        names = (w for s in self.steps if s.op == "matmul" for w in s.weights)
+        return list(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        rows = []
+        for s in self.steps:
+            arguments = "; ".join(filter(None, (", ".join(s.inputs), ", ".join(s.weights))))
+            target = f"{s.output} [{self.slots[s.output]}]" if s.output in self.slots else s.output
+            rows.append(f"{s.name:<24} {target:<14} = {s.op}({arguments})")
+        return "\n".join(rows)
