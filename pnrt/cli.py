@@ -344,7 +344,7 @@ def tokenize(
     from pnrt.container.gguf import open_gguf
     from pnrt.text.tokenizer import Tokenizer
 
-    with open_gguf(file) as opened:
+    with open_gguf(file) as opened, _naming(file):
         tokenizer = Tokenizer.from_metadata(opened.metadata)
     rows = [
         {"id": i, "token": tokenizer.token(i), "bytes": tokenizer.token_bytes(i).hex()}
@@ -373,7 +373,8 @@ def logits(
 
     if (prompt is None) == (tokens is None):
         raise ModelError("logits needs -p TEXT or --tokens IDS, and only one of them.")
-    with _load(file, threads, activations, kv, rotation, None) as model:
+    text = prompt is not None
+    with _load(file, threads, activations, kv, rotation, None, text) as model:
         ids = _ids(tokens) if prompt is None else model.tokenizer.encode(prompt, parse_special=True)
         _fits(model, ids)
         values = model.eval(ids, chunk=chunk, all=all_positions)
@@ -399,7 +400,7 @@ def bench(
     from pnrt.bench import bench as time_model
 
     start = time.perf_counter()
-    with _load(file, threads, activations, kv, rotation, None) as model:
+    with _load(file, threads, activations, kv, rotation, None, text=False) as model:
         load = time.perf_counter() - start
         with _progress() as tell:
             result = time_model(model, prompt, n, repeats, chunk, tell)
@@ -469,8 +470,12 @@ def _load(
     kv: str,
     rotation: str | None,
     context: int | None,
+    text: bool = True,
 ) -> Iterator[Model]:
-    """A loaded model, with progress while its weights are packed and its kernels compiled."""
+    """A loaded model, with progress while its weights are packed and its kernels compiled.
+
+    text: whether its tokenizer will be needed; a fault of it then shows before any waiting.
+    """
     import pnrt
 
     with _progress() as tell:
@@ -484,7 +489,19 @@ def _load(
             progress=tell,
         )
     with model:
+        if text:
+            with _naming(path):
+                model.tokenizer  # noqa: B018  (builds it)
         yield model
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of code that sees only a file's metadata get the file's name."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _sampler(temp: float, top_k: int, top_p: float, min_p: float, seed: int | None) -> Any:
