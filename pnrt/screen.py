@@ -310,7 +310,7 @@ def demo_answers(result: dict[str, Any]) -> RenderableType:
     """The same question, both answers."""
     panels = [
         Panel(
-            escape(_visible(side["text"])),
+            escape(visible(side["text"]).strip()),
             title=f"{side['formats']}, {size(side['bytes'])}",
             title_align="left",
             width=49,
@@ -320,9 +320,9 @@ def demo_answers(result: dict[str, Any]) -> RenderableType:
     return Group(Padding(Text(f"> {result['prompt']}", style="bold"), (1, 0)), Columns(panels))
 
 
-def _visible(text: str) -> str:
-    """Text with control characters shown, so that noise cannot drive the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text).strip()
+def visible(text: str) -> str:
+    """Text with control characters shown, so that a model cannot drive the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def demo_table(result: dict[str, Any]) -> RenderableType:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pnrt.demo import cached_model, evaluation_text
 from pnrt.errors import ModelError
 from pnrt.score import compare, perplexity, text_windows, windows
 
@@ -153,3 +154,16 @@ def test_slices_do_not_change_the_result(monkeypatch):
     whole = list(perplexity(Fake(), cut))[-1]
     monkeypatch.setattr("pnrt.score.SLICE", 3 * V)
     assert list(perplexity(Fake(), cut))[-1] == whole
+
+
+def test_smollm2_has_the_perplexity_llama_cpp_gives_it():
+    # llama.cpp b11434 on the exactly dequantized model: after windows 1 and 2 of 512
+    wanted = [21.767076396934485, 27.012464427942085]
+    path = cached_model()
+    if path is None:
+        pytest.skip("SmolLM2 is not in the cache: run `pnrt demo` once to fetch it")
+    import pnrt
+
+    with pnrt.load(path, activations="f32", kv="f32", context=512) as model:
+        steps = perplexity(model, text_windows(model, evaluation_text(), 512, 2))
+        assert [s.perplexity.value for s in steps] == pytest.approx(wanted, rel=1e-4)
