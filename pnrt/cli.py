@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import sys
 import time
@@ -536,7 +535,7 @@ def _fits(model: Model, ids: list[int]) -> None:
 
 
 def _write(piece: str) -> None:
-    """Stream a piece of a model's text; on a terminal its control characters are shown, not sent."""
+    """Stream a model's text; on a terminal its control characters are shown, not sent."""
     from pnrt.screen import visible
 
     sys.stdout.write(visible(piece) if sys.stdout.isatty() else piece)
@@ -579,27 +578,9 @@ def _show(as_json: bool, data: Any, table: Callable[[], Any], svg: Path | None =
 
 
 def _json(data: Any) -> None:
-    typer.echo(json.dumps(_plain(data), indent=1, allow_nan=False))
+    from pnrt.screen import plain
 
-
-def _plain(value: Any) -> Any:
-    """Values as JSON knows them; what is not finite becomes a string."""
-    import dataclasses
-
-    if dataclasses.is_dataclass(value):
-        fields = {f.name for f in dataclasses.fields(value) if not f.name.startswith("_")}
-        return {name: _plain(v) for name, v in vars(value).items() if name in fields}
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    typer.echo(json.dumps(plain(data), indent=1, allow_nan=False))
 
 
 @contextlib.contextmanager

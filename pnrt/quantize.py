@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
-from pnrt.errors import FileError, FormatError, ModelError, PnrtError
+from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
+from pnrt.mixes import MIXES, Mix
 from pnrt.models.rotation import read_rotation
 
 if TYPE_CHECKING:
@@ -32,66 +33,6 @@ CHUNK = 1 << 22
 
 # matrices that no product reads: convolution taps and the gates of expert layers
 _KEPT = re.compile(r"(_norm|conv1d|ffn_gate_inp|rope_freqs|position_embd)")
-
-
-@dataclass(frozen=True)
-class Mix:
-    """A rule from tensor class to formats; the first format whose block divides K is taken.
-
-    Attributes:
-        matrix: formats for the weight matrices of the blocks.
-        ends: formats for `token_embd` and `output`: q8_0 unless the mix is about them. Their rows
-            are each read for one token only, so few bits there cost more than they save.
-        special: (regex, formats) pairs that come before `matrix`.
-        file_type: the number for `general.file_type`, or None where ggml has none for the mix.
-    """
-
-    title: str
-    matrix: tuple[str, ...]
-    ends: tuple[str, ...] = ("q8_0", "f16")
-    special: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    file_type: int | None = None
-
-    def formats(self, name: str) -> tuple[str, ...]:
-        """The formats to try for the tensor `name`, best first."""
-        for pattern, formats in self.special:
-            if re.search(pattern, name):
-                return formats
-        return self.ends if name in ("token_embd.weight", "output.weight") else self.matrix
-
-
-_PN3 = ("pn3t", "pn4t", "q8_0", "f16")
-_PN4 = ("pn4t", "q8_0", "f16")
-_SMALL = (r"ssm_(alpha|beta)\.", ("q8_0", "f16"))
-
-MIXES: dict[str, Mix] = {
-    "pn3": Mix("pn3t where K divides by 80, else pn4t", _PN3, special=(_SMALL,)),
-    "pn4": Mix("pn4t", _PN4, special=(_SMALL,)),
-    "p0k": Mix(
-        "the mix of Qwen3.8-27B-PN3: pn3t, pn4t for attn_k and attn_v, q3_K embedding, q4_K output",
-        _PN3,
-        special=(
-            _SMALL,
-            (r"attn_[kv]\.", _PN4),
-            (r"^token_embd\.", ("q3_K", "q8_0", "f16")),
-            (r"^output\.", ("q4_K", "q8_0", "f16")),
-        ),
-    ),
-    "q4_k_m": Mix(
-        "q4_K; q6_K for attn_v, ffn_down and output",
-        ("q4_K", "q8_0", "f16"),
-        ends=("q6_K", "q8_0", "f16"),
-        special=(
-            _SMALL,
-            (r"(attn_v|ffn_down)\.", ("q6_K", "q8_0", "f16")),
-            (r"^token_embd\.", ("q4_K", "q8_0", "f16")),
-        ),
-        file_type=15,
-    ),
-    "q8_0": Mix("q8_0", ("q8_0", "f16"), file_type=7),
-    "q4_0": Mix("q4_0", ("q4_0", "q8_0", "f16"), file_type=2),
-    "f16": Mix("f16", ("f16",), ends=("f16",), file_type=1),
-}
 
 
 @dataclass(frozen=True)
@@ -421,4 +362,4 @@ def _says_rotation(keys: set[str]) -> bool:
     return any(key.startswith(("pnrt.rotation.", "prism.hadamard.")) for key in keys)
 
 
-__all__ = ["MIXES", "Decision", "Mix", "PnrtError", "TensorReport", "plan", "quantize_file"]
+__all__ = ["MIXES", "Decision", "Mix", "TensorReport", "plan", "quantize_file"]

@@ -1,13 +1,15 @@
-"""What the commands show: data in, rich renderables out. Nothing here prints."""
+"""What the commands show: data in, rich renderables or JSON values out. Nothing here prints."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.containers import Renderables
 from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from pnrt.quantize import Decision, TensorReport
     from pnrt.score import Comparison
 
+# whatever rich can draw
+Renderable = Any
+
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -31,6 +36,11 @@ def size(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     raise AssertionError("the last unit always returns")
+
+
+def group(*parts: Renderable) -> Renderable:
+    """One below the other."""
+    return Renderables(parts)
 
 
 def shape(sizes: Sequence[int]) -> str:
@@ -61,7 +71,7 @@ def facts(rows: Sequence[tuple[str, Any]]) -> Table:
     return out
 
 
-def file_screen(view: dict[str, Any]) -> RenderableType:
+def file_screen(view: dict[str, Any]) -> Renderable:
     """A file: header, keys, tensors, types."""
     keys = table("key", "type", "value*")
     for row in view["metadata"]:
@@ -93,14 +103,14 @@ def file_screen(view: dict[str, Any]) -> RenderableType:
         f"{_bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}"
     )
     notes = [Text(note, style="yellow") for note in view["notes"]]
-    return Group(Text(head), keys, tensors, types, *notes)
+    return group(Text(head), keys, tensors, types, *notes)
 
 
 def _bits(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def tensor_screen(view: dict[str, Any]) -> RenderableType:
+def tensor_screen(view: dict[str, Any]) -> Renderable:
     """One tensor: its place, the spread of its values, how often each code occurs."""
     rows = [
         ("tensor", view["name"]),
@@ -120,14 +130,14 @@ def tensor_screen(view: dict[str, Any]) -> RenderableType:
     for code, count in view["codes"]:
         bar = Text("▇" * round(40 * count / most), style="cyan")
         out.add_row(str(code), f"{100 * count / total:.2f} %", bar)
-    return Group(facts(rows), out)
+    return group(facts(rows), out)
 
 
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def block_screen(view: dict[str, Any]) -> RenderableType:
+def block_screen(view: dict[str, Any]) -> Renderable:
     """One block: bytes, scales, codes and the values they make, eight to a line."""
     raw = view["hex"]
     dump = [raw[i : i + 32] for i in range(0, len(raw), 32)]
@@ -152,19 +162,19 @@ def block_screen(view: dict[str, Any]) -> RenderableType:
         Text(f"byte {f['byte']}: {f['found']}; {f['allowed']}", style="red")
         for f in view["findings"]
     ]
-    return Group(facts(rows), out, *bad)
+    return group(facts(rows), out, *bad)
 
 
-def check_screen(result: dict[str, Any]) -> RenderableType:
+def check_screen(result: dict[str, Any]) -> Renderable:
     """Findings, one line each, then what is odd but not wrong."""
-    parts: list[RenderableType] = [Text(str(f), style="red") for f in result["findings"]]
+    parts: list[Renderable] = [Text(str(f), style="red") for f in result["findings"]]
     parts += [Text(f"note: {n}", style="yellow") for n in result["notes"]]
     count = len(result["findings"])
     last = f"{count} finding{'s' * (count != 1)}" if count else "nothing is wrong"
-    return Group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
+    return group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
 
 
-def plan_table(decisions: Sequence[Decision]) -> RenderableType:
+def plan_table(decisions: Sequence[Decision]) -> Renderable:
     """A quantization plan with its total."""
     out = table("tensor", "shape", "from", "to", "bytes", "why*", right=(1, 4))
     for d in decisions:
@@ -176,7 +186,7 @@ def plan_table(decisions: Sequence[Decision]) -> RenderableType:
     after = sum(d.target_bytes for d in decisions)
     weights = sum(_elements(d) for d in decisions)
     total = f"{size(before)} -> {size(after)}, {8 * after / max(weights, 1):.3f} bits per weight"
-    return Group(out, Text(total))
+    return group(out, Text(total))
 
 
 def _elements(decision: Decision) -> int:
@@ -186,9 +196,9 @@ def _elements(decision: Decision) -> int:
     return out
 
 
-def quantized(summary: dict[str, Any], reports: Sequence[TensorReport]) -> RenderableType:
+def quantized(summary: dict[str, Any], reports: Sequence[TensorReport]) -> Renderable:
     """What `pnrt quantize` did; with reports the error of each tensor."""
-    parts: list[RenderableType] = []
+    parts: list[Renderable] = []
     if reports:
         out = table(
             "tensor", "from", "to", "relative RMS", "max error", "worst block", right=(3, 4, 5)
@@ -204,7 +214,7 @@ def quantized(summary: dict[str, Any], reports: Sequence[TensorReport]) -> Rende
         parts.append(Text(f"{d.name}: {d.target}, because {d.reason}", style="yellow"))
     before, after = summary["source_bytes"], summary["bytes"]
     parts.append(Text(f"{summary['file']}: {size(before)} -> {size(after)}, checked"))
-    return Group(*parts)
+    return Renderables(parts)
 
 
 def plus_minus(estimate: Estimate, digits: int = 5) -> str:
@@ -212,7 +222,7 @@ def plus_minus(estimate: Estimate, digits: int = 5) -> str:
     return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
 
 
-def score_table(result: Perplexity | Comparison, model: str, base: str) -> RenderableType:
+def score_table(result: Perplexity | Comparison, model: str, base: str) -> Renderable:
     """Perplexity, or the comparison in the order the field prints it."""
     where = f"{result.tokens} tokens in {result.windows} windows of {result.ctx}"
     if isinstance(result, Perplexity):
@@ -240,15 +250,15 @@ def _flip(flip: tuple[int, float] | None) -> str:
     return "none" if flip is None else f"token {flip[0]}, decided by {flip[1]:.4f} in logits"
 
 
-def tokens_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+def tokens_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Ids, tokens and bytes of a tokenized text."""
     out = table("id", "token", "bytes", right=(0,))
     for row in rows:
         out.add_row(str(row["id"]), escape(row["token"]), row["bytes"])
-    return Group(out, Text(f"{len(rows)} tokens"))
+    return group(out, Text(f"{len(rows)} tokens"))
 
 
-def bench_table(result: dict[str, Any]) -> RenderableType:
+def bench_table(result: dict[str, Any]) -> Renderable:
     """Speeds with their spread, and the machine they belong to."""
     out = table("test", "tokens/s", "low", "high", right=(1, 2, 3))
     for r in result["runs"]:
@@ -261,10 +271,10 @@ def bench_table(result: dict[str, Any]) -> RenderableType:
         ("load", f"{result['load_seconds']:.2f} s, packing and compiling included"),
         ("versions", f"pnrt {machine['pnrt']}, numba {machine['numba']}, numpy {machine['numpy']}"),
     ]
-    return Group(out, facts(rows))
+    return group(out, facts(rows))
 
 
-def doctor_screen(report: dict[str, Any]) -> RenderableType:
+def doctor_screen(report: dict[str, Any]) -> Renderable:
     """The doctor's report, problems last."""
     rows: list[tuple[str, Any]] = [
         ("pnrt", report["pnrt"]),
@@ -287,7 +297,7 @@ def doctor_screen(report: dict[str, Any]) -> RenderableType:
         ]
     packages = [f"{d['name']} {d['installed'] or 'missing'}" for d in report["dependencies"]]
     rows.append(("packages", ", ".join(packages)))
-    parts: list[RenderableType] = [facts(rows)]
+    parts: list[Renderable] = [facts(rows)]
     if report.get("kernels"):
         out = table("op", "format", "cpu", "cuda", title="\nkernels")
         for k in report["kernels"]:
@@ -297,16 +307,16 @@ def doctor_screen(report: dict[str, Any]) -> RenderableType:
         parts.append(Text(f"problem: {p['problem']}\n    fix: {p['fix']}", style="red"))
     if not report["problems"]:
         parts.append(Text("nothing is missing", style="green"))
-    return Group(*parts)
+    return Renderables(parts)
 
 
-def demo_head(pair: Pair) -> RenderableType:
+def demo_head(pair: Pair) -> Renderable:
     """What the demo runs."""
     style = "bold green" if pair.real else "bold yellow"
-    return Text.assemble((pair.title, style), f"  {pair.source.name} -> {pair.quantized.name}")
+    return Text.assemble((pair.title, style), f"\n{pair.source.name} -> {pair.quantized.name}")
 
 
-def demo_answers(result: dict[str, Any]) -> RenderableType:
+def demo_answers(result: dict[str, Any]) -> Renderable:
     """The same question, both answers."""
     panels = [
         Panel(
@@ -317,7 +327,7 @@ def demo_answers(result: dict[str, Any]) -> RenderableType:
         )
         for side in result["sides"]
     ]
-    return Group(Padding(Text(f"> {result['prompt']}", style="bold"), (1, 0)), Columns(panels))
+    return group(Padding(Text(f"> {result['prompt']}", style="bold"), (1, 0)), Columns(panels))
 
 
 def visible(text: str) -> str:
@@ -325,7 +335,7 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
-def demo_table(result: dict[str, Any]) -> RenderableType:
+def demo_table(result: dict[str, Any]) -> Renderable:
     """Sizes, speeds and the distance between both models."""
     a, b = result["sides"]
     out = table("", a["formats"], b["formats"], right=(1, 2))
@@ -344,12 +354,12 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
         ("measured over", f"{distance.tokens} tokens of the evaluation text in the package"),
         ("machine", f"{result['machine']['cpu']}, {result['threads']} threads"),
     ]
-    return Group(out, facts(rows))
+    return group(out, facts(rows))
 
 
-def compare_screen(result: dict[str, Any]) -> RenderableType:
+def compare_screen(result: dict[str, Any]) -> Renderable:
     """What differs between two files; equal tensors are counted only."""
-    parts: list[RenderableType] = []
+    parts: list[Renderable] = []
     if result["metadata"]:
         out = table("key", "A*", "B*")
         for row in result["metadata"]:
@@ -370,17 +380,17 @@ def compare_screen(result: dict[str, Any]) -> RenderableType:
         parts.append(out)
     same = len(result["tensors"]) - len(apart)
     parts.append(Text(f"{same} of {len(result['tensors'])} tensors are the same bytes"))
-    return Group(*parts)
+    return Renderables(parts)
 
 
-def formats_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Every format; with measured errors a bar for each."""
     measured = any(row.get("relative_rms") is not None for row in rows)
     columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align", "cpu"]
     out = table(*columns, "relative RMS" if measured else "what it is*", right=(1, 2, 3, 4, 5, 6))
     worst = max((row.get("relative_rms") or 0.0 for row in rows), default=0.0)
     for row in rows:
-        last: RenderableType = escape(row["title"])
+        last: Renderable = escape(row["title"])
         if measured:
             last = _bar(row.get("relative_rms"), worst)
         out.add_row(
@@ -395,8 +405,26 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _bar(value: float | None, most: float) -> RenderableType:
+def _bar(value: float | None, most: float) -> Renderable:
     if value is None:
         return Text("-", style="dim")
     length = round(24 * value / most) if most else 0
     return Text.assemble((f"{value:.5f} ", "bold"), ("▇" * length, "cyan"))
+
+
+def plain(value: Any) -> Any:
+    """Values as JSON knows them; what is not finite becomes a string."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name for f in dataclasses.fields(value) if not f.name.startswith("_")}
+        return {name: plain(v) for name, v in vars(value).items() if name in fields}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(v) for v in value]
+    if hasattr(value, "item"):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

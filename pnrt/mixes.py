@@ -1,0 +1,66 @@
+"""The mixes: rules from a tensor's class to the formats to try for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A rule from tensor class to formats; the first format whose block divides K is taken.
+
+    Attributes:
+        matrix: formats for the weight matrices of the blocks.
+        ends: formats for `token_embd` and `output`: q8_0 unless the mix is about them. Their rows
+            are each read for one token only, so few bits there cost more than they save.
+        special: (regex, formats) pairs that come before `matrix`.
+        file_type: the number for `general.file_type`, or None where ggml has none for the mix.
+    """
+
+    title: str
+    matrix: tuple[str, ...]
+    ends: tuple[str, ...] = ("q8_0", "f16")
+    special: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    file_type: int | None = None
+
+    def formats(self, name: str) -> tuple[str, ...]:
+        """The formats to try for the tensor `name`, best first."""
+        for pattern, formats in self.special:
+            if re.search(pattern, name):
+                return formats
+        return self.ends if name in ("token_embd.weight", "output.weight") else self.matrix
+
+
+_PN3 = ("pn3t", "pn4t", "q8_0", "f16")
+_PN4 = ("pn4t", "q8_0", "f16")
+_SMALL = (r"ssm_(alpha|beta)\.", ("q8_0", "f16"))
+
+MIXES: dict[str, Mix] = {
+    "pn3": Mix("pn3t where K divides by 80, else pn4t", _PN3, special=(_SMALL,)),
+    "pn4": Mix("pn4t", _PN4, special=(_SMALL,)),
+    "p0k": Mix(
+        "the mix of Qwen3.8-27B-PN3: pn3t, pn4t for attn_k and attn_v, q3_K embedding, q4_K output",
+        _PN3,
+        special=(
+            _SMALL,
+            (r"attn_[kv]\.", _PN4),
+            (r"^token_embd\.", ("q3_K", "q8_0", "f16")),
+            (r"^output\.", ("q4_K", "q8_0", "f16")),
+        ),
+    ),
+    "q4_k_m": Mix(
+        "q4_K; q6_K for attn_v, ffn_down and output",
+        ("q4_K", "q8_0", "f16"),
+        ends=("q6_K", "q8_0", "f16"),
+        special=(
+            _SMALL,
+            (r"(attn_v|ffn_down)\.", ("q6_K", "q8_0", "f16")),
+            (r"^token_embd\.", ("q4_K", "q8_0", "f16")),
+        ),
+        file_type=15,
+    ),
+    "q8_0": Mix("q8_0", ("q8_0", "f16"), file_type=7),
+    "q4_0": Mix("q4_0", ("q4_0", "q8_0", "f16"), file_type=2),
+    "f16": Mix("f16", ("f16",), ends=("f16",), file_type=1),
+}
