@@ -30,6 +30,7 @@ def build(config: Config, tensors: Container[str]) -> Program:
         "o": config.d_model,
         "gate": widest,
         "up": widest,
+        "act": widest,
         "y": config.d_model,
         "logits": config.vocab_size,
     }
@@ -96,8 +97,8 @@ def _feed_forward(config: Config, il: int, tensors: Container[str]) -> list[Step
         weight, bias = f"{b}ffn_{part}.weight", f"{b}ffn_{part}.bias"
         steps += _linear(f"{b}ffn_{part}", "h", weight, bias, part, tensors)
     numbers = {"n": config.d_ff[il]}
-    steps.append(Step(f"{b}ffn_act", "swiglu", ("gate", "up"), (), "gate", numbers))
+    steps.append(Step(f"{b}ffn_act", "swiglu", ("gate", "up"), (), "act", numbers))
     down, bias = f"{b}ffn_down.weight", f"{b}ffn_down.bias"
-    steps += _linear(f"{b}ffn_down", "gate", down, bias, "o", tensors)
+    steps += _linear(f"{b}ffn_down", "act", down, bias, "o", tensors)
     steps.append(Step(f"{b}ffn_residual", "add", ("x", "o"), (), "x"))
     return steps
