@@ -349,6 +349,8 @@ def _quantize(a, thread, threads):
                 high += whole
         s[0], s[1], s[2] = -low, -high, -(low + high)
         d[0] = simd.half_value(simd.half_bits(step))
+        if d[0] > np.float32(65504.0):
+            bad[0] = np.int32(1)
 
 
 quantize_kernel = kernel(_quantize, name="quantize_q8_0")

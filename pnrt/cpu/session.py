@@ -102,6 +102,12 @@ class CpuBackend:
             matmul.matmul(weight, inputs, out, control, stack),
         ]
         Script(calls).run(self.threads)
+        if bad[0]:
+            t = int(np.abs(x).max(1).argmax())
+            raise FormatError(
+                f"matmul: x[{t}] reaches {np.abs(x[t]).max():g}; q8_0 codes blocks of 32 with "
+                "max|x| / 127 below 65520. Use activations='f32'"
+            )
         return out[:T, : weight.N].copy()
 
     def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> CpuSession:
@@ -370,8 +376,8 @@ class CpuSession:
             if flag[0]:
                 flag[0] = 0
                 raise ModelError(
-                    f"{step}: an input is NaN or infinite (position {self.position} and after). "
-                    "`pnrt check` tests the file's weights"
+                    f"{step}: an input is NaN, infinite or too large for 8-bit activations, at position "
+                    f"{self.position} or after it. `pnrt check` tests the file's weights"
                 )
 
     def reset(self) -> None:
