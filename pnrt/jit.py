@@ -324,7 +324,7 @@ def _start(threads: int):
     if threads > numba.config.NUMBA_NUM_THREADS:
         raise DeviceError(
             f"{threads} threads asked for, but numba was started with "
-            f"{numba.config.NUMBA_NUM_THREADS}: set NUMBA_NUM_THREADS={threads} before Python starts"
+            f"{numba.config.NUMBA_NUM_THREADS}: set NUMBA_NUM_THREADS={threads} in the environment"
         )
     return _started["region"]
 
@@ -398,8 +398,9 @@ class Script:
             try:
                 if threads > 1 and numba.threading_layer() == "tbb":
                     raise DeviceError(
-                        "numba's tbb threading layer may run two shares on one thread, where pnrt's "
-                        "barrier would wait for ever: set NUMBA_THREADING_LAYER=omp or workqueue"
+                        "numba's tbb threading layer may run two shares on one thread, where "
+                        "pnrt's barrier would wait for ever: set NUMBA_THREADING_LAYER=omp or "
+                        "workqueue"
                     )
                 self._counter[0] = 0
                 region(self._table[start:stop], threads, address(self._counter))

@@ -1,7 +1,7 @@
 """Elementwise operations on [T, width] float32 slots, and the elementary functions of the CPU.
 
-Every kernel here takes its tokens as one share of consecutive rows ("tokens" split), so kernels that
-follow each other on the same share need no barrier between them.
+Every kernel here takes its tokens as one share of consecutive rows ("tokens" split), so kernels
+that follow each other on the same share need no barrier between them.
 """
 
 from __future__ import annotations

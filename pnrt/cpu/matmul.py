@@ -5,8 +5,8 @@ are walked in bit-reversed order and combined with a binary counter: that is the
 most five partial sums alive. One source serves every format and every number of tokens: a *dot*
 turns 32 packed codes into eight vectors of bytes, a *unit* chains its segments by fma.
 
-Activations lie tile by tile; inside a tile [32-block, token]: 32 int8 codes, a float32 scale, and the
-negated sums of the codes over 16, 16 and all 32 (which make the zero point and the offset).
+Activations lie tile by tile; inside a tile [32-block, token]: 32 int8 codes, a float32 scale, and
+the negated sums of the codes over 16, 16 and all 32 (which make the zero point and the offset).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import CODECS, FLOATS, LANES, ROWS, WORDS, Weight, aligned, lane_of
 from pnrt.cpu.simd import (
     add,
-    add_i,
     and_,
     bits,
     f32_at,
@@ -31,7 +30,6 @@ from pnrt.cpu.simd import (
     load_i32,
     mul,
     or_,
-    read_i32,
     read_i64,
     set_f32,
     shift_left,

@@ -1,15 +1,15 @@
 """Pack weights for the CPU: lanes are rows, units lie in the order the contract walks them.
 
 A panel is 16 rows. It holds the codes of all units in bit-reversed lane order, then the scales, one
-plane per kind, indexed [group, row]. Inside a unit, each 32 codes are stored in one of three layouts
-of 32-bit words (one word per row, 16 rows side by side), with code group g = codes 4g .. 4g+3 of the
-32, one code per byte:
+plane per kind, indexed [group, row]. Inside a unit, each 32 codes are stored in one of three
+layouts of 32-bit words (one word per row, 16 rows side by side), with code group g = codes
+4g .. 4g+3 of the 32, one code per byte:
 
     byte    8 words: word g is group g
     nibble  4 words: word j has group 2j in the low and group 2j + 1 in the high nibbles
-    three   3 words: word j has group 2j in bits 0-2 and group 2j + 1 in bits 3-5 of each byte, j < 3;
-            bits 6-7 are the low two bits of group 6 (word 0), of group 7 (word 1), and the high bits
-            of groups 6 and 7 (word 2)
+    three   3 words: word j has group 2j in bits 0-2 and group 2j + 1 in bits 3-5 of each byte;
+            bits 6-7 are the low two bits of group 6 (word 0), of group 7 (word 1), and the high
+            bits of groups 6 and 7 (word 2)
 
 Whatever order the file keeps its codes in, here they ascend, so one quantized activation serves
 every format. f32, f16 and bf16 rows are transposed: element k of 16 rows side by side.

@@ -249,8 +249,8 @@ class CpuSession:
     """A program with weights, buffers and caches; feeds tokens and returns logits.
 
     Args:
-        weights: matrices as Weight, vectors as float32 arrays, the embedding as (format, rows) under
-            its name with ":rows" added.
+        weights: matrices as Weight, vectors as float32 arrays, the embedding as (format, rows)
+            under its name with ":rows" added.
         rope_tables: (cos, sin) float32 [positions, pairs].
         positions: tokens the cache holds.
         chunk: tokens at most per run.
@@ -376,8 +376,8 @@ class CpuSession:
             if flag[0]:
                 flag[0] = 0
                 raise ModelError(
-                    f"{step}: an input is NaN, infinite or too large for 8-bit activations, at position "
-                    f"{self.position} or after it. `pnrt check` tests the file's weights"
+                    f"{step}: an input is NaN, infinite or too large for 8-bit activations, at "
+                    f"position {self.position} or after it. `pnrt check` tests the file's weights"
                 )
 
     def reset(self) -> None:

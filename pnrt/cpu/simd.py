@@ -1,8 +1,9 @@
 """LLVM vectors as numba values: sixteen 32-bit lanes, and tiles of them.
 
-A kernel handles memory as int64 addresses and data as vectors of 16 lanes (i32x16, f32x16), whatever
-the CPU: LLVM splits a vector where registers are narrower. A *tile* is T vectors, one per token; an
-operation on tiles and vectors is done token by token, so one kernel source serves one token and many.
+A kernel handles memory as int64 addresses and data as vectors of 16 lanes (i32x16, f32x16),
+whatever the CPU: LLVM splits a vector where registers are narrower. A *tile* is T vectors, one per
+token; an operation on tiles and vectors is done token by token, so one kernel source serves one
+token and many.
 Only `dot4` and the fp16 conversions depend on the instruction set, and their results do not.
 """
 
@@ -158,7 +159,7 @@ def _half_to_float(b, h):
 
 
 def _float_to_half(b, x):
-    """[16] float32 -> i16 bit patterns, round to nearest even, subnormals and infinities included."""
+    """[16] float32 -> i16 bit patterns, to nearest even, subnormals and infinities included."""
     if "f16c" in cpu_features():
         return b.bitcast(b.fptrunc(x, _vector(HALF)), _vector(I16))
     ints, floats = _vector(I32), _vector(FLOAT)
@@ -454,7 +455,7 @@ f32_at, i32_at, i64_at, u16_at, u8_at, i8_at = (
 
 
 def tiles(count: int) -> SimpleNamespace:
-    """Memory operations of tiles of `count` tokens; token t lies `stride` bytes after token t - 1."""
+    """Memory operations of tiles of `count` tokens that lie `stride` bytes apart."""
 
     def gather(vec, emit):
         tile = Tile(vec, count)

@@ -6,7 +6,7 @@ from pnrt.formats import FORMATS
 
 QUANTIZED = ("pn3t", "pn4t", "q8_0", "q4_0", "q4_1")
 FLOATS = ("f32", "f16", "bf16")
-# N around the panel of 16 rows; K of one block, of a partial unit, with empty, full and wrapped lanes
+# N around the panel of 16 rows; K of one block, a partial unit, empty, full and wrapped lanes
 SHAPES = {
     "pn3t": ((1, 80), (17, 240), (16, 400), (33, 5120)),
     "pn4t": ((1, 64), (15, 576), (16, 1024), (33, 2112)),
