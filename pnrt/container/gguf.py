@@ -148,7 +148,7 @@ def open_gguf(
 
     def report(problem: Problem) -> None:
         if problems is None:
-            raise FileError(str(problem))
+            raise problem.error()
         problems.append(problem)
 
     for _ in range(n_keys):
@@ -164,7 +164,9 @@ def _map(path: Path) -> mmap.mmap:
     try:
         with open(path, "rb") as stream:
             if stream.seek(0, 2) == 0:
-                raise FileError(f"{path}: is empty; a GGUF file starts with GGUF. {REFETCH}")
+                raise Problem(
+                    str(path), "", "is empty", "a GGUF file starts with GGUF", REFETCH
+                ).error()
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except IsADirectoryError:
         raise FileError(
@@ -195,16 +197,20 @@ def _header(file: GGUFFile, cursor: Cursor) -> tuple[int, int]:
     head = bytes(cursor.memory[:32])
     if head[:4] != b"GGUF":
         found, todo = _foreign(head, file.size)
-        raise FileError(f"{file.path}: {found}; a GGUF file starts with b'GGUF'. {todo}")
+        raise Problem(str(file.path), "", found, "a GGUF file starts with b'GGUF'", todo, 0).error()
     cursor.take(4, "magic")
     file.version = cursor.number("<I", "version")
     if file.version not in VERSIONS:
         swapped = int.from_bytes(file.version.to_bytes(4, "little"), "big")
         if swapped in (1, *VERSIONS):
-            raise FileError(
-                f"{file.path}: is a big-endian GGUF file (version {swapped}); pnrt reads little "
-                "endian. Convert it with `gguf-convert-endian FILE little` of the gguf package."
-            )
+            raise Problem(
+                str(file.path),
+                "",
+                f"is a big-endian GGUF file (version {swapped})",
+                "pnrt reads little endian",
+                "Convert it with `gguf-convert-endian FILE little` of the gguf package.",
+                4,
+            ).error()
         cursor.fail(
             "version",
             f"is {file.version}",

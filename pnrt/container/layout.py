@@ -171,7 +171,7 @@ def _other(info: TensorInfo, alignment: int, otherwise: str) -> str:
 
 
 def _problem(file, info: TensorInfo, found: str, allowed: str, todo: str) -> Problem:
-    return Problem(f"{file.path}: tensor {info.name}", found, allowed, todo, info.offset)
+    return Problem(str(file.path), f"tensor {info.name}", found, allowed, todo, info.offset)
 
 
 def _complain(report, file, info: TensorInfo, *parts: str) -> None:

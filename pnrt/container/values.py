@@ -41,17 +41,27 @@ _HOP = 4096
 class Problem:
     """One thing wrong with a file, in the four parts of every message.
 
-    byte: absolute offset, or None when no single byte is to blame.
+    about: what inside the file ("key k", "tensor t"), empty for the whole of it. byte: absolute
+    offset, None when no single byte is to blame.
     """
 
-    where: str
+    path: str
+    about: str
     found: str
     allowed: str
     todo: str
     byte: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.found}; {self.allowed}. {self.todo}"
+        where = f"{self.path}: {self.about}" if self.about else self.path
+        where += "" if self.byte is None else f" (byte {self.byte:#x})"
+        return f"{where}: {self.found}; {self.allowed}. {self.todo}"
+
+    def error(self) -> FileError:
+        """The exception that says this; it carries the parts as `problem`."""
+        error = FileError(str(self))
+        error.problem = self
+        return error
 
 
 class ArrayValue(Sequence):
@@ -97,6 +107,16 @@ class ArrayValue(Sequence):
             return self._numbers.tolist()
         return self._cursor.decode_all(self._starts)
 
+    def problems(self) -> list[Problem]:
+        """The elements that are not UTF-8 text (numbers have no such problems)."""
+        found = []
+        for start in self._starts or ():
+            try:
+                self._cursor.decode(start, self._cursor.length_at(start), "array string")
+            except FileError as error:
+                found.append(error.problem)
+        return found
+
     def numpy(self) -> np.ndarray:
         """[n] array of the stored type (a view of the file); FileError for strings."""
         if self._numbers is None:
@@ -121,11 +141,11 @@ class Cursor:
     def problem(self, what: str, found: str, allowed: str, todo: str, byte=None) -> Problem:
         """A Problem at `byte` (default: here)."""
         byte = self.position if byte is None else byte
-        return Problem(f"{self.path}: {what} (byte {byte:#x})", found, allowed, todo, byte)
+        return Problem(self.path, what, found, allowed, todo, byte)
 
     def fail(self, *parts, byte=None):
         """Raise the FileError of `problem`."""
-        raise FileError(str(self.problem(*parts, byte=byte)))
+        raise self.problem(*parts, byte=byte).error()
 
     def take(self, count: int, what: str) -> int:
         """Step over `count` bytes and return where they start."""

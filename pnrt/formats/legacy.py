@@ -1,4 +1,4 @@
-"""ggml's block formats of 32 weights: q8_0, q4_0, q4_1.
+"""ggml's block formats of 32 weights: q8_0, q8_1, q4_0, q4_1, q5_0, q5_1.
 
 Byte j of the nibbles holds weight j in its low and weight j + 16 in its high half.
 The quantizers compute in float32, one rounding per operation, and match ggml's bytes.
@@ -22,17 +22,46 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
     return codes[:, :16] | codes[:, 16:] << 4
 
 
+def unpack_fifth(bits: np.ndarray) -> np.ndarray:
+    """Fifth bits of 32 codes, bit i for weight i: [n, 1] uint32 -> [n, 32] of 0 and 16."""
+    return (bits >> np.arange(32, dtype=np.uint32) & np.uint32(1)).astype(np.int32) * 16
+
+
+def pack_fifth(codes: np.ndarray) -> np.ndarray:
+    """[n, 32] codes 0..31 -> [n] uint32."""
+    bits = codes.astype(np.uint32) >> np.uint32(4)
+    return np.bitwise_or.reduce(bits << np.arange(32, dtype=np.uint32), axis=1)
+
+
 class Bytes(Format):
     """q8_0: d * n with signed bytes n; also the format of activations."""
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
-        return Parts(field(blocks, 2, 32, np.int8).astype(np.int32), half(blocks, 0)[:, None])
+        codes = field(blocks, self.nbytes - 32, 32, np.int8)
+        return Parts(codes.astype(np.int32), half(blocks, 0)[:, None])
 
-    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+    def codes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """x [n, 32] -> d [n] float32, codes [n, 32] int8."""
         d = np.abs(x).max(axis=1) / np.float32(127)
         # where 1 / d overflows C leaves the codes undefined: here they stay within one byte
         codes = np.clip(round_away(x * inverse(d)[:, None]), -127, 127)
-        return join(d.astype(np.float16), np.nan_to_num(codes).astype(np.int8))
+        return d, np.nan_to_num(codes).astype(np.int8)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, codes = self.codes(x)
+        return join(d.astype(np.float16), codes)
+
+
+class BytesWithSum(Bytes):
+    """q8_1: as q8_0 with s = d * (sum of codes); activations only."""
+
+    halves = ((0, "d"), (2, "s"))
+    weight = False
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, codes = self.codes(x)
+        s = d * codes.sum(axis=1, dtype=np.int32).astype(np.float32)
+        return join(d.astype(np.float16), s.astype(np.float16), codes)
 
 
 class Centred(Format):
@@ -54,6 +83,20 @@ class Centred(Format):
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         d, codes = self.codes(x)
         return join(d.astype(np.float16), pack_nibbles(codes))
+
+
+class Centred5(Centred):
+    """q5_0: d * (n - 16), the fifth bits in a word of their own."""
+
+    zero = 16
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        codes = unpack_nibbles(blocks[:, 6:]) + unpack_fifth(field(blocks, 2, 1, np.uint32))
+        return Parts(codes - self.zero, half(blocks, 0)[:, None])
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, codes = self.codes(x)
+        return join(d.astype(np.float16), pack_fifth(codes), pack_nibbles(codes & 15))
 
 
 class Offset(Format):
@@ -78,3 +121,18 @@ class Offset(Format):
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         d, m, codes = self.codes(x)
         return join(d.astype(np.float16), m.astype(np.float16), pack_nibbles(codes))
+
+
+class Offset5(Offset):
+    """q5_1: d * n + m, the fifth bits in a word of their own."""
+
+    top = 31
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        codes = unpack_nibbles(blocks[:, 8:]) + unpack_fifth(field(blocks, 4, 1, np.uint32))
+        return Parts(codes, half(blocks, 0)[:, None], half(blocks, 2)[:, None])
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d, m, codes = self.codes(x)
+        fifth = pack_fifth(codes)
+        return join(d.astype(np.float16), m.astype(np.float16), fifth, pack_nibbles(codes & 15))

@@ -1,0 +1,135 @@
+"""Check a model file byte by byte: every broken rule, with tensor, row, block and byte.
+
+Works from the file alone, no backend needed, in chunks of rows: memory stays small for any file.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pnrt.container.gguf import GGUFFile, TensorInfo, open_gguf
+from pnrt.container.values import ArrayValue, Problem
+from pnrt.errors import FileError
+
+# bytes looked at in one step
+STEP = 16 << 20
+
+
+@dataclass(frozen=True)
+class FileFinding:
+    """One broken rule.
+
+    tensor: its name, empty for the container itself. row, block: None unless inside a tensor's
+    data. byte: absolute offset in the file, None if no single byte is to blame.
+    """
+
+    tensor: str
+    row: int | None
+    block: int | None
+    byte: int | None
+    found: str
+    allowed: str
+
+    def __str__(self) -> str:
+        place = [self.tensor or "file"]
+        if self.row is not None:
+            place.append(f"row {self.row} block {self.block}")
+        if self.byte is not None:
+            place.append(f"(byte {self.byte:#x})")
+        return f"{' '.join(place)}: {self.found}; {self.allowed}"
+
+
+def check_file(
+    path: str | Path,
+    *,
+    extra_types: Mapping[int, str] | None = None,
+    notes: list[FileFinding] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[FileFinding]:
+    """Every finding of a file, container first, then tensor by tensor.
+
+    Args:
+        extra_types: type ids mapped by hand, as in `open_gguf`.
+        notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types.
+        progress: called with (bytes done, bytes in all).
+    Raises: FileError only if there is no file to read.
+    """
+    return list(iter_findings(path, extra_types=extra_types, notes=notes, progress=progress))
+
+
+def iter_findings(
+    path: str | Path,
+    *,
+    extra_types: Mapping[int, str] | None = None,
+    notes: list[FileFinding] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[FileFinding]:
+    """`check_file` as a stream, for files with more findings than anyone wants in memory."""
+    path = Path(path)
+    problems: list[Problem] = []
+    try:
+        file = open_gguf(path, extra_types=extra_types, problems=problems)
+    except FileError as error:
+        if not path.is_file():
+            raise
+        yield from map(_from_problem, problems)
+        yield _from_problem(error.problem)
+        return
+    with file:
+        yield from map(_from_problem, problems)
+        if notes is not None:
+            notes.extend(map(_from_problem, file.notes))
+        yield from _texts(file)
+        total = sum(info.nbytes for info in file.tensors.values())
+        done = 0
+        for name, info in file.tensors.items():
+            if info.format is None and notes is not None:
+                found = f"type {info.type_name} is not known to pnrt"
+                allowed = f"its {info.nbytes} bytes were not checked"
+                notes.append(FileFinding(name, None, None, info.offset, found, allowed))
+            for findings, size in _steps(file, info):
+                yield from findings
+                done += size
+                if progress:
+                    progress(done, total)
+
+
+def _steps(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[list[FileFinding], int]]:
+    """Findings and bytes covered, a chunk of rows at a time."""
+    if info.format is None:
+        yield [], info.nbytes
+        return
+    rows = file.rows(info.name)
+    size = rows.shape[1]
+    step = max(1, STEP // size)
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        yield (
+            [
+                FileFinding(
+                    info.name,
+                    start + bad.row,
+                    bad.block,
+                    info.offset + (start + bad.row) * size + bad.byte,
+                    bad.found,
+                    bad.allowed,
+                )
+                for bad in info.format.findings(part)
+            ],
+            part.nbytes,
+        )
+    # a check reads everything once: keep it from filling memory with pages nobody reads again
+    file.drop_pages(info.name)
+
+
+def _texts(file: GGUFFile) -> Iterator[FileFinding]:
+    """String arrays are read lazily; a check reads them all."""
+    for value in file.metadata.values():
+        if isinstance(value, ArrayValue) and value.kind == "string":
+            yield from map(_from_problem, value.problems())
+
+
+def _from_problem(problem: Problem) -> FileFinding:
+    tensor = problem.about.removeprefix("tensor ") if problem.about.startswith("tensor ") else ""
+    found = problem.found if tensor or not problem.about else f"{problem.about} {problem.found}"
+    return FileFinding(tensor, None, None, problem.byte, found, problem.allowed)

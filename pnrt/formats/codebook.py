@@ -1,0 +1,147 @@
+"""Formats whose codes name values of a table: iq4_nl, iq4_xs, mxfp4, nvfp4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pnrt.formats.base import Format, Parts, field, half, join, largest
+from pnrt.formats.fp8 import E8M0_FINDING, e4m3_magnitude
+from pnrt.formats.kquant import TINY, divide, dots, round_scales
+from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
+
+# the values of iq4_nl and iq4_xs
+NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
+# twice the values of a 4-bit float; code 8 is plain zero
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int32)
+E2M1 = np.concatenate([E2M1, -E2M1])
+# half-way points of its magnitudes
+E2M1_STEPS = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
+
+# code by the number of half steps above -128: the half-way points of NL are multiples of a half
+_NL_CODES = np.searchsorted(NL[1:] + NL[:-1], np.arange(-256, 257), side="right").astype(np.uint8)
+
+
+def nearest_nl(x: np.ndarray) -> np.ndarray:
+    """The code whose value is nearest to x, the upper of two equally near ones."""
+    halves = np.clip(np.floor(x * np.float32(2)), -256, 256)
+    return _NL_CODES[halves.astype(np.int32) + 256]
+
+
+def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """The code with E2M1[code] * unit nearest to x, the smaller magnitude of equals.
+
+    x [n, g] float32, unit [n] float32; a unit of 0 makes every code 0.
+    """
+    magnitude, unit = np.abs(x), unit[:, None]
+    code = np.zeros(x.shape, np.uint8)
+    for step in E2M1_STEPS:
+        code += magnitude > step * unit
+    code[(unit == 0)[:, 0]] = 0
+    return code | ((x < 0) & (code > 0)).astype(np.uint8) << 3
+
+
+def fit_nl(x: np.ndarray) -> np.ndarray:
+    """The scale of NL for each group [n, 32] by weights x^2 and 16 first scales: [n] float32."""
+    extreme = largest(x)
+    usable = np.abs(extreme) >= TINY
+    square = x * x
+    cube = square * x
+    best, scale = np.full(len(x), -1, np.float32), np.zeros(len(x), np.float32)
+    for factor in np.concatenate([[127], np.arange(-7, 8) - 127]).astype(np.float32):
+        values = NL.astype(np.float32)[nearest_nl(x * divide(factor, extreme)[:, None])]
+        sum_xv, sum_v2 = dots(cube, values), dots(square, values, values)
+        gain = divide(sum_xv * sum_xv, sum_v2)
+        better = usable & (gain > best)
+        best = np.where(better, gain, best)
+        scale = np.where(better, divide(sum_xv, sum_v2), scale)
+    return scale
+
+
+class IQ4NL(Format):
+    """iq4_nl: d * NL[n]."""
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        return Parts(NL[unpack_nibbles(blocks[:, 2:])], half(blocks, 0)[:, None])
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        scale = fit_nl(x)
+        codes = nearest_nl(x * divide(np.float32(1), scale)[:, None])
+        return join(scale.astype(np.float16), pack_nibbles(codes))
+
+
+class IQ4XS(Format):
+    """iq4_xs: d * (ls - 32) * NL[n], a 6-bit ls per 32 weights of a superblock."""
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        r = np.arange(8)
+        high = field(blocks, 2, 1, np.uint16) >> (2 * r).astype(np.uint16) & 3
+        low = blocks[:, 4 + r // 2] >> (4 * (r % 2)).astype(np.uint8) & 15
+        small = (low | high << 4).astype(np.float32) - np.float32(32)
+        codes = unpack_nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(-1, 256)
+        return Parts(NL[codes], half(blocks, 0)[:, None] * small)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        scale = fit_nl(x.reshape(-1, 32)).reshape(-1, 8)
+        d, small = round_scales(scale, 32)
+        # codes come from the unrounded d
+        step = largest(scale)[:, None] / np.float32(-32) * small
+        codes = nearest_nl(x.reshape(-1, 8, 32) * divide(np.float32(1), step)[:, :, None])
+        ls = (small + 32).astype(np.uint16)
+        high = np.bitwise_or.reduce((ls >> 4) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
+        low = (ls[:, ::2] & 15 | (ls[:, 1::2] & 15) << 4).astype(np.uint8)
+        return join(d, high, low, pack_nibbles(codes.reshape(-1, 32)).reshape(-1, 128))
+
+
+class MXFP4(Format):
+    """mxfp4: 2^(e - 128) * E2M1[n], a power of two as scale."""
+
+    halves = ()
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        unit = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+        return Parts(E2M1[unpack_nibbles(blocks[:, 1:])], unit)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        amax = np.abs(x).max(axis=1)
+        # the logarithm is a float32, as in ggml: just below a large power of two it may round up
+        exponent = np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2 + 127
+        e = np.where(amax > 0, np.clip(exponent, 0, 254), 0).astype(np.uint8)
+        unit = np.ldexp(np.float32(1), e.astype(np.int32) - 128)
+        return join(e, pack_nibbles(nearest_e2m1(x, unit)))
+
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        for i in np.flatnonzero(blocks[:, 0] == 255):
+            yield int(i), 0, *E8M0_FINDING
+
+
+class NVFP4(Format):
+    """nvfp4: half an unsigned 8-bit float per 16 weights times E2M1[n]."""
+
+    halves = ()
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        scale = blocks[:, :4] & 0x7F
+        unit = np.where(scale == 0x7F, np.float32(0), e4m3_magnitude(scale)) * np.float32(0.5)
+        groups = blocks[:, 4:].reshape(-1, 8)
+        codes = np.concatenate([groups & 15, groups >> 4], axis=1)
+        return Parts(E2M1[codes].reshape(-1, 64), unit)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        groups = x.reshape(-1, 16)
+        scale = self.scale_code(np.abs(groups).max(axis=1) / np.float32(6))
+        codes = nearest_e2m1(groups, e4m3_magnitude(scale) * np.float32(0.5))
+        packed = codes[:, :8] | codes[:, 8:] << 4
+        return join(scale.reshape(-1, 4), packed.reshape(-1, 32))
+
+    def scale_code(self, u: np.ndarray) -> np.ndarray:
+        """The scale byte for u >= 0: halves up, at most 448."""
+        bits = np.ascontiguousarray(u, np.float32).view(np.uint32)
+        normal = ((bits + np.uint32(1 << 19)) >> np.uint32(20)) - np.uint32((127 - 7) << 3)
+        small = np.minimum(np.trunc(u * np.float32(512) + np.float32(0.5)), 7)
+        code = np.where(u < np.float32(2.0**-6), small, normal)
+        return np.where(u > 448, 0x7E, code).astype(np.uint8)
+
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        return ()

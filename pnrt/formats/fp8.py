@@ -1,0 +1,176 @@
+"""8-bit floats: e4m3 with an fp16 scale, mxfp8 with a power of two, in two layouts.
+
+A code is a sign, four exponent and three mantissa bits; its value is a multiple of 2^-9, so that
+512 * value is the integer code of the arithmetic contract and 2^-9 belongs to the scale.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import numpy as np
+
+from pnrt.errors import FormatError
+from pnrt.formats.base import Format, Parts, half, inverse, join
+
+LARGEST = np.float32(448)
+E8M0_FINDING = ("the scale exponent is 255, a NaN", "it must be 0 to 254")
+
+
+def _integers() -> np.ndarray:
+    code = np.arange(128)
+    exponent, mantissa = code >> 3, code & 7
+    magnitude = np.where(exponent == 0, mantissa, (8 + mantissa) << np.maximum(exponent - 1, 0))
+    # the two NaN codes have no integer; they are refused before anyone multiplies
+    magnitude[0x7F] = 0
+    return np.concatenate([magnitude, -magnitude]).astype(np.int32)
+
+
+# 512 * value of each code, 0 for the NaN codes 0x7F and 0xFF
+INTEGERS = _integers()
+# value of each code; 0x80 is -0
+VALUES = INTEGERS.astype(np.float32) / np.float32(512)
+VALUES[[0x7F, 0x80, 0xFF]] = np.nan, -0.0, np.nan
+
+
+def e4m3_magnitude(codes: np.ndarray) -> np.ndarray:
+    """Values of codes without sign, 0x7F as 480: [...] uint8 -> float32."""
+    return np.where(codes == 0x7F, np.float32(480), VALUES[codes])
+
+
+def encode_away(x: np.ndarray) -> np.ndarray:
+    """float32 -> code by the e4m3 proposal: halves away from zero, saturating, NaN and -0 to 0."""
+    magnitude = np.minimum(np.abs(x), LARGEST)
+    bits = np.ascontiguousarray(magnitude, np.float32).view(np.uint32)
+    normal = ((bits + np.uint32(1 << 19)) >> np.uint32(20)) - np.uint32((127 - 7) << 3)
+    small = np.trunc(magnitude * np.float32(512) + np.float32(0.5))
+    code = np.where(magnitude < np.float32(2.0**-6), small, normal)
+    code = np.where(np.isnan(x), 0, code).astype(np.uint8)
+    return code | (x < 0).astype(np.uint8) << 7
+
+
+def encode_even(x: np.ndarray) -> np.ndarray:
+    """float32 -> code by the OCP rule: halves to even, saturating, NaN to 0x7F, -0 kept."""
+    magnitude = np.minimum(np.abs(x), LARGEST)
+    bits = np.ascontiguousarray(magnitude, np.float32).view(np.uint32)
+    odd = bits >> np.uint32(20) & np.uint32(1)
+    normal = (bits + np.uint32((1 << 19) - 1) + odd) >> np.uint32(20)
+    normal -= np.uint32((127 - 7) << 3)
+    small = np.rint(magnitude * np.float32(512))
+    code = np.where(magnitude < np.float32(2.0**-6), small, normal)
+    code = np.where(np.isnan(x), 0x7F, code).astype(np.uint8)
+    return code | np.signbit(x).astype(np.uint8) << 7
+
+
+class FP8(Format):
+    """What the 8-bit floats share: where codes and scales lie is the subclass's."""
+
+    halves = ()
+
+    def codes(self, blocks: np.ndarray) -> np.ndarray:
+        """blocks -> [n, B] uint8."""
+        return blocks[:, 1:]
+
+    def scales(self, blocks: np.ndarray) -> np.ndarray:
+        """blocks -> [n, B / 32] float32."""
+        return exponent_scale(blocks[:, :1])
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        return Parts(INTEGERS[self.codes(blocks)], self.scales(blocks) * np.float32(2.0**-9))
+
+    def decode_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        # through the values, which know -0 and NaN
+        values = VALUES[self.codes(blocks)].reshape(len(blocks), -1, 32)
+        return (values * self.scales(blocks)[:, :, None]).reshape(len(blocks), -1)
+
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        yield from super().block_findings(blocks)
+        first = self.first_code
+        for i, e in np.argwhere(self.codes(blocks) & 0x7F == 0x7F):
+            code = int(blocks[i, first + e])
+            yield int(i), int(first + e), f"code {code:#04x} is a NaN", "codes must be finite"
+
+
+class E4M3(FP8):
+    """e4m3: value * d, the scale a half."""
+
+    halves = ((0, "d"),)
+    first_code = 2
+
+    def codes(self, blocks: np.ndarray) -> np.ndarray:
+        return blocks[:, 2:]
+
+    def scales(self, blocks: np.ndarray) -> np.ndarray:
+        return half(blocks, 0)[:, None]
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        d = np.abs(x).max(axis=1) / LARGEST
+        return join(d.astype(np.float16), encode_away(x * inverse(d)[:, None]))
+
+
+class MXFP8(FP8):
+    """mxfp8: value * 2^(e - 127); the exponent, then 32 codes.
+
+    rule: "ceil" never clips (the ggml proposal), "floor" is OCP's, where the largest may saturate.
+    """
+
+    first_code = 1
+    rule = "ceil"
+
+    def with_rule(self, rule: str) -> MXFP8:
+        """The same format quantizing by the other scale rule. Raises FormatError."""
+        if rule not in ("ceil", "floor"):
+            raise FormatError(
+                f"{self.name}: scale rule {rule!r}; there are ceil and floor. Choose one of them."
+            )
+        other = copy.copy(self)
+        other.rule = rule
+        return other
+
+    def exponents(self, amax: np.ndarray) -> np.ndarray:
+        """Scale exponents for largest magnitudes: [...] float32 -> uint8."""
+        if self.rule == "ceil":
+            mantissa, exponent = np.frexp(amax / LARGEST)
+            e = exponent - (mantissa == 0.5) + 127
+            return np.where(amax > 0, np.clip(e, 0, 254), 127).astype(np.uint8)
+        exponent = np.frexp(amax)[1] - 1
+        return np.where(amax > 0, np.clip(exponent - 8 + 127, 0, 254), 0).astype(np.uint8)
+
+    def encode(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Groups [m, 32] -> exponents [m], codes [m, 32] uint8."""
+        e = self.exponents(np.abs(x).max(axis=1))
+        # in double: 2^-(e - 127) may be out of float32's range
+        scaled = np.ldexp(x.astype(np.float64), 127 - e.astype(np.int32)[:, None])
+        return e, encode_even(scaled.astype(np.float32))
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        return join(*self.encode(x))
+
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        yield from super().block_findings(blocks)
+        first = 0 if self.first_code else 256
+        for i, run in np.argwhere(blocks[:, first : first + self.block // 32] == 255):
+            yield int(i), int(first + run), *E8M0_FINDING
+
+
+class MXFP8Runs(MXFP8):
+    """mxfp8 in superblocks of 256: eight runs of 32 codes, then their eight exponents."""
+
+    first_code = 0
+
+    def codes(self, blocks: np.ndarray) -> np.ndarray:
+        return blocks[:, :256]
+
+    def scales(self, blocks: np.ndarray) -> np.ndarray:
+        return exponent_scale(blocks[:, 256:])
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        e, codes = self.encode(x.reshape(-1, 32))
+        return join(codes.reshape(-1, 256), e.reshape(-1, 8))
+
+
+def exponent_scale(e: np.ndarray) -> np.ndarray:
+    """Exponent bytes -> 2^(e - 127) float32, NaN for 255."""
+    scale = np.ldexp(np.float32(1), e.astype(np.int32) - 127)
+    return np.where(e == 255, np.float32(np.nan), scale)

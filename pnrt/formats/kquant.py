@@ -1,0 +1,370 @@
+"""ggml's superblocks of 256 weights with small scales inside: q2_K to q6_K, and q8_K activations.
+
+The searches are ggml's in float32; the order of sums is ours, so the bytes may differ from ggml's
+where two candidates are within rounding, and the error does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pnrt.formats.base import Format, Parts, field, half, join, largest
+
+# groups whose largest magnitude is smaller count as zero
+TINY = np.float32(1e-15)
+
+
+def unpack_planes(raw: np.ndarray) -> np.ndarray:
+    """64 bytes of 2-bit codes: [n, 64] uint8 -> [n, 256]; 32 bytes hold 4 planes of 32 weights."""
+    planes = raw.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return planes.reshape(len(raw), 256)
+
+
+def pack_planes(codes: np.ndarray) -> np.ndarray:
+    """[n, 256] codes 0..3 -> [n, 64] uint8."""
+    planes = codes.astype(np.uint8).reshape(-1, 2, 4, 32)
+    shifted = planes << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return np.bitwise_or.reduce(shifted, axis=2).reshape(len(codes), 64)
+
+
+def unpack_bits(raw: np.ndarray) -> np.ndarray:
+    """32 bytes, bit r of byte i for weight 32 r + i: [n, 32] uint8 -> [n, 256] of 0 and 1."""
+    bits = raw[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return bits.reshape(len(raw), 256)
+
+
+def pack_bits(bits: np.ndarray) -> np.ndarray:
+    """[n, 256] of 0 and 1 -> [n, 32] uint8."""
+    shifted = bits.astype(np.uint8).reshape(-1, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
+    return np.bitwise_or.reduce(shifted, axis=1)
+
+
+def unpack_runs(raw: np.ndarray) -> np.ndarray:
+    """128 bytes of nibbles; 32 bytes hold a run of 32 low and one of 32 high: -> [n, 256]."""
+    runs = raw.reshape(-1, 4, 32)
+    return np.stack([runs & 15, runs >> 4], axis=2).reshape(len(raw), 256)
+
+
+def pack_runs(codes: np.ndarray) -> np.ndarray:
+    """[n, 256] codes 0..15 -> [n, 128] uint8."""
+    runs = codes.astype(np.uint8).reshape(-1, 4, 2, 32)
+    return (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(len(codes), 128)
+
+
+def unpack_scales(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """12 bytes of eight 6-bit scales and eight 6-bit minima: [n, 12] -> two [n, 8] uint8."""
+    a, b, c = raw[:, :4], raw[:, 4:8], raw[:, 8:]
+    scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
+    return scales, np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
+
+
+def pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    """Two [n, 8] of 0..63 -> [n, 12] uint8."""
+    s, m = scales.astype(np.uint8), minima.astype(np.uint8)
+    return np.concatenate(
+        [
+            s[:, :4] | s[:, 4:] >> 4 << 6,
+            m[:, :4] | m[:, 4:] >> 4 << 6,
+            s[:, 4:] & 15 | (m[:, 4:] & 15) << 4,
+        ],
+        axis=1,
+    )
+
+
+def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b in float32, 0 where b is 0."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float32), b)
+    return np.divide(a, b, out=np.zeros(a.shape, np.float32), where=b != 0)
+
+
+def dots(*factors: np.ndarray) -> np.ndarray:
+    """Sum over each row of a product: arrays [n, g] -> [n]."""
+    return np.einsum(",".join(["ng"] * len(factors)) + "->n", *factors)
+
+
+def fit_affine(
+    x: np.ndarray, weights: np.ndarray, top: int, tries: np.ndarray, absolute: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fit x = scale * code - low with codes 0..top and low >= 0.
+
+    Args:
+        x, weights: [n, g] float32 – values and their importance.
+        tries: levels (fractional) the range is divided into before each least-squares refinement.
+        absolute: compare weighted absolute errors, not squared ones.
+    Returns:
+        scale [n], low [n], codes [n, g] float32.
+    """
+    low = np.minimum(x.min(axis=1), 0)
+    span = x.max(axis=1) - low
+    above = x - low[:, None]
+
+    def codes_for(levels):
+        return np.clip(np.rint(above * divide(levels, span)[:, None]), 0, top)
+
+    def error(codes, scale, low):
+        left = codes * scale[:, None]
+        left += low[:, None]
+        left -= x
+        return dots(weights, np.abs(left)) if absolute else dots(weights, left, left)
+
+    codes, scale = codes_for(top), divide(span, np.float32(top))
+    best = error(codes, scale, low)
+    sum_w, sum_x = weights.sum(axis=1), dots(weights, x)
+    for levels in tries.astype(np.float32):
+        trial = codes_for(levels)
+        weighted = weights * trial
+        sum_l, sum_l2, sum_xl = weighted.sum(axis=1), dots(weighted, trial), dots(weighted, x)
+        determinant = sum_w * sum_l2 - sum_l * sum_l
+        new_scale = divide(sum_w * sum_xl - sum_x * sum_l, determinant)
+        new_low = divide(sum_l2 * sum_x - sum_l * sum_xl, determinant)
+        # a positive minimum cannot be stored: fit the scale alone
+        new_scale = np.where(new_low > 0, divide(sum_xl, sum_l2), new_scale)
+        new_low = np.minimum(new_low, 0)
+        trial_error = error(trial, new_scale, new_low)
+        better = (determinant > 0) & (trial_error < best) & (span > 0)
+        best, scale = np.where(better, trial_error, best), np.where(better, new_scale, scale)
+        low = np.where(better, new_low, low)
+        np.copyto(codes, trial, where=better[:, None])
+    return scale, -low, codes
+
+
+def fit_symmetric(x: np.ndarray, zero: int, tries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit x = scale * code with codes -zero..zero-1 and weights x^2, by several first scales.
+
+    Returns scale [n] and codes [n, g] float32; both 0 for groups without magnitude.
+    """
+    extreme = largest(x)
+    usable = np.abs(extreme) >= TINY
+    best = np.full(len(x), -1, np.float32)
+    scale, codes = np.zeros(len(x), np.float32), np.zeros_like(x)
+    square = x * x
+    cube = square * x
+    for levels in tries.astype(np.float32):
+        trial = np.clip(np.rint(x * divide(-levels, extreme)[:, None]), -zero, zero - 1)
+        sum_xl, sum_l2 = dots(cube, trial), dots(square, trial, trial)
+        gain = divide(sum_xl * sum_xl, sum_l2)
+        better = usable & (sum_l2 > 0) & (gain > best)
+        best = np.where(better, gain, best)
+        scale = np.where(better, divide(sum_xl, sum_l2), scale)
+        np.copyto(codes, trial, where=better[:, None])
+    return scale, codes
+
+
+def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Fit x = scale * code as fit_symmetric, moving one code at a time while the fit improves."""
+    extreme = largest(x)
+    usable = np.abs(extreme) >= TINY
+    x = np.ascontiguousarray(x.T)
+    square = x * x
+    cube = square * x
+    codes = np.clip(np.rint(x * divide(np.float32(-zero), extreme)), -zero, zero - 1)
+    sum_xl, sum_l2 = (cube * codes).sum(axis=0), (square * codes * codes).sum(axis=0)
+    for _ in range(rounds):
+        changed = False
+        for i in range(len(x)):
+            rest_xl = sum_xl - cube[i] * codes[i]
+            rest_l2 = sum_l2 - square[i] * codes[i] * codes[i]
+            code = np.clip(np.rint(x[i] * divide(rest_l2, rest_xl)), -zero, zero - 1)
+            new_xl, new_l2 = rest_xl + cube[i] * code, rest_l2 + square[i] * code * code
+            better = usable & (rest_xl > 0) & (code != codes[i]) & (new_l2 > 0)
+            better &= new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
+            codes[i] = np.where(better, code, codes[i])
+            sum_xl, sum_l2 = np.where(better, new_xl, sum_xl), np.where(better, new_l2, sum_l2)
+            changed |= bool(better.any())
+        if not changed:
+            break
+    scale = np.where(usable, divide(sum_xl, sum_l2), np.float32(0))
+    return scale, np.ascontiguousarray(np.where(usable, codes, np.float32(0)).T)
+
+
+def round_scales(scales: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
+    """Group scales [n, m] -> superblock scale d [n] float16, integers [n, m] in -zero..zero-1."""
+    extreme = largest(scales)
+    small = np.rint(scales * divide(np.float32(-zero), extreme)[:, None])
+    return divide(extreme, np.float32(-zero)).astype(np.float16), np.clip(small, -zero, zero - 1)
+
+
+def recode(x: np.ndarray, step: np.ndarray, codes: np.ndarray, low: int, high: int) -> np.ndarray:
+    """The codes nearest to x / step (the fit's where step is 0): [n, m, g], [n, m] -> [n, m, g]."""
+    nearest = np.clip(np.rint(divide(x, step[:, :, None])), low, high)
+    return np.where(step[:, :, None] != 0, nearest, codes)
+
+
+class Affine(Format):
+    """Superblocks of d * sc * n - dmin * mn; subclasses place the fields.
+
+    top: largest code; top_scale: largest group scale; tries, absolute: the search's.
+    """
+
+    top = 15
+    top_scale = 63
+    tries = 15 + np.arange(-10, 11) / 10
+    absolute = False
+
+    def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+        """blocks -> codes [n, 256], scales and minima [n, m] uint8, d and dmin [n] float32."""
+        raise NotImplementedError
+
+    def assemble(self, codes, scales, minima, d, dmin) -> np.ndarray:
+        """The reverse of fields, d and dmin as float16."""
+        raise NotImplementedError
+
+    def importance(self, x: np.ndarray) -> np.ndarray:
+        """Weights of the fit, [n, g]."""
+        return np.sqrt(np.mean(x * x, axis=1, keepdims=True)) + np.abs(x)
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        codes, scales, minima, d, dmin = self.fields(blocks)
+        return Parts(codes.astype(np.int32), d[:, None] * scales, -(dmin[:, None] * minima))
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        groups = x.reshape(-1, self.group)
+        scale, low, codes = fit_affine(
+            groups, self.importance(groups), self.top, self.tries, self.absolute
+        )
+        x = x.reshape(len(x), -1, self.group)
+        d, scales = self._small(scale.reshape(x.shape[:2]))
+        dmin, minima = self._small(low.reshape(x.shape[:2]))
+        step = d.astype(np.float32)[:, None] * scales
+        above = x + (dmin.astype(np.float32)[:, None] * minima)[:, :, None]
+        codes = recode(above, step, codes.reshape(x.shape), 0, self.top)
+        return self.assemble(codes.reshape(len(x), -1), scales, minima, d, dmin)
+
+    def _small(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        top = np.float32(self.top_scale)
+        most = np.maximum(values.max(axis=1), 0)
+        small = np.clip(np.rint(values * divide(top, most)[:, None]), 0, top)
+        return (most / top).astype(np.float16), small
+
+
+class Q2K(Affine):
+    """q2_K: 2-bit codes, groups of 16."""
+
+    halves = ((80, "d"), (82, "dmin"))
+    top, top_scale = 3, 15
+    tries = 3 + np.arange(-5, 11) / 10
+    absolute = True
+
+    def importance(self, x: np.ndarray) -> np.ndarray:
+        return np.abs(x)
+
+    def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+        small = blocks[:, :16]
+        codes = unpack_planes(blocks[:, 16:80])
+        return codes, small & 15, small >> 4, half(blocks, 80), half(blocks, 82)
+
+    def assemble(self, codes, scales, minima, d, dmin) -> np.ndarray:
+        small = scales.astype(np.uint8) | minima.astype(np.uint8) << 4
+        return join(small, pack_planes(codes), d, dmin)
+
+
+class Q4K(Affine):
+    """q4_K: 4-bit codes, groups of 32."""
+
+    halves = ((0, "d"), (2, "dmin"))
+
+    def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+        scales, minima = unpack_scales(blocks[:, 4:16])
+        return unpack_runs(blocks[:, 16:]), scales, minima, half(blocks, 0), half(blocks, 2)
+
+    def assemble(self, codes, scales, minima, d, dmin) -> np.ndarray:
+        return join(d, dmin, pack_scales(scales, minima), pack_runs(codes))
+
+
+class Q5K(Affine):
+    """q5_K: 5-bit codes, groups of 32; the fifth bits lie apart."""
+
+    halves = ((0, "d"), (2, "dmin"))
+    top = 31
+    tries = 31 + np.arange(-5, 11) / 10
+
+    def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+        scales, minima = unpack_scales(blocks[:, 4:16])
+        codes = unpack_runs(blocks[:, 48:]) | unpack_bits(blocks[:, 16:48]) << 4
+        return codes, scales, minima, half(blocks, 0), half(blocks, 2)
+
+    def assemble(self, codes, scales, minima, d, dmin) -> np.ndarray:
+        codes = codes.astype(np.uint8)
+        small = pack_scales(scales, minima)
+        return join(d, dmin, small, pack_bits(codes >> 4), pack_runs(codes & 15))
+
+
+class Q3K(Format):
+    """q3_K: d * s * n, 3-bit codes with their high bits apart, signed 6-bit scales per 16."""
+
+    halves = ((108, "d"),)
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        codes = unpack_planes(blocks[:, 32:96]).astype(np.int32)
+        codes += 4 * unpack_bits(blocks[:, :32]).astype(np.int32) - 4
+        low, high = blocks[:, 96:104], blocks[:, 104:108]
+        nibbles = np.concatenate([low & 15, low >> 4], axis=1)
+        twos = (high[:, None, :] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
+        scales = (nibbles | twos << 4).astype(np.float32) - np.float32(32)
+        return Parts(codes, half(blocks, 108)[:, None] * scales)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        scale, codes = refine_symmetric(x.reshape(-1, 16), 4)
+        d, scales = round_scales(scale.reshape(-1, 16), 32)
+        x = x.reshape(-1, 16, 16)
+        codes = recode(x, d.astype(np.float32)[:, None] * scales, codes.reshape(x.shape), -4, 3)
+        codes = (codes + 4).astype(np.uint8).reshape(len(x), 256)
+        # without any scale ggml leaves the scale bytes 0
+        small = np.where(d[:, None] != 0, scales + 32, 0).astype(np.uint8)
+        low = small[:, :8] & 15 | (small[:, 8:] & 15) << 4
+        twos = (small >> 4).reshape(-1, 4, 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+        high = np.bitwise_or.reduce(twos, axis=1)
+        return join(pack_bits(codes >> 2), pack_planes(codes & 3), low, high, d)
+
+
+class Q6K(Format):
+    """q6_K: d * s * n, 6-bit codes with their high pairs apart, int8 scales per 16."""
+
+    halves = ((208, "d"),)
+    tries = 32 + np.concatenate([[0], np.arange(-9, 0), np.arange(1, 10)]) / 10
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        # 64 low bytes hold runs 0 and 1 of a half in their low, 2 and 3 in their high nibbles
+        low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
+        codes = low.reshape(-1, 256).astype(np.int32)
+        codes += 16 * unpack_planes(blocks[:, 128:192]).astype(np.int32) - 32
+        scales = field(blocks, 192, 16, np.int8).astype(np.float32)
+        return Parts(codes, half(blocks, 208)[:, None] * scales)
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        scale, codes = fit_symmetric(x.reshape(-1, 16), 32, self.tries)
+        scale = scale.reshape(-1, 16)
+        # a superblock without magnitude is all zero bytes
+        scale[np.abs(scale).max(axis=1) < TINY] = 0
+        d, scales = round_scales(scale, 128)
+        x = x.reshape(-1, 16, 16)
+        codes = recode(x, d.astype(np.float32)[:, None] * scales, codes.reshape(x.shape), -32, 31)
+        codes = (codes + 32).astype(np.uint8).reshape(len(x), 256)
+        runs = (codes & 15).reshape(-1, 2, 2, 64)
+        low = (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(-1, 128)
+        blocks = join(low, pack_planes(codes >> 4), scales.astype(np.int8), d)
+        blocks[np.all(scale == 0, axis=1)] = 0
+        return blocks
+
+
+class Q8K(Format):
+    """q8_K: d * n with a float32 d and the sums of every 16 codes; activations only."""
+
+    weight = False
+
+    def block_parts(self, blocks: np.ndarray) -> Parts:
+        codes = field(blocks, 4, 256, np.int8).astype(np.int32)
+        return Parts(codes, field(blocks, 0, 1, np.float32).astype(np.float32))
+
+    def encode_blocks(self, x: np.ndarray) -> np.ndarray:
+        factor = divide(np.float32(-127), largest(x))
+        codes = np.minimum(np.rint(x * factor[:, None]), 127).astype(np.int8)
+        sums = codes.reshape(-1, 16, 16).sum(axis=2, dtype=np.int16)
+        return join(divide(np.float32(1), factor), codes, sums)
+
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        d = field(blocks, 0, 1, np.float32)[:, 0]
+        for i in np.flatnonzero(~np.isfinite(d)):
+            yield int(i), 0, f"scale d is {d[i]}", "it must be finite"
