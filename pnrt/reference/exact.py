@@ -29,7 +29,7 @@ def _terms(format: str, rows, x, activations: str) -> tuple[np.ndarray, np.ndarr
         return x @ w.T, abs(x) @ abs(w).T, steps + BUTTERFLY_STEPS, steps
     q, dx = (a.astype(f64) for a in product.quantize_q8_0(x))
     codes, dw, offset = fmt.parts(rows)
-    group = columns // dw.shape[1]
+    group = fmt.group
     runs = product.segments(fmt.unit, group)
     total = magnitude = 0.0
     for first in range(0, columns, fmt.unit):

@@ -148,8 +148,8 @@ def attention(q, k, v, start: int, scale: float) -> np.ndarray:
 
     Order: score = fma chain over the head, ascending, then * scale; exact maximum; exp(score -
     max); denominator by lane sum; per block of 256 positions (counted from position 0) an fma
-    chain ascending; block partials added ascending; one division. A position after the
-    token's own takes no part.
+    chain ascending; the first block's partial, then the others added ascending; one division.
+    A position after the token's own takes no part.
 
     Args:
         q: [T, H, E] – queries; token t is at position start + t.
@@ -174,7 +174,8 @@ def attention(q, k, v, start: int, scale: float) -> np.ndarray:
         for t in range(first, min(first + ATTENTION_BLOCK, len(v))):
             now = seen[:, t]
             part[now] = fma(p[now, :, t, None], v[t], part[now])
-        out = out + part
+        begun = seen[:, first]
+        out[begun] = out[begun] + part[begun] if first else part
     return out / denominator[..., None]
 
 

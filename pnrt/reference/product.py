@@ -115,7 +115,7 @@ def _units(a: np.ndarray, unit: int) -> np.ndarray:
 
 def _product_q8_0(fmt, rows: np.ndarray, q: np.ndarray, dx: np.ndarray) -> np.ndarray:
     codes, dw, offset = fmt.parts(rows)
-    group = codes.shape[1] // dw.shape[1]
+    group = fmt.group
     # integer sums by float64 products: exact, they stay below 2^53
     w, q = _units(codes.astype(np.float64), fmt.unit), _units(q.astype(np.float64), fmt.unit)
     dx = np.pad(dx, ((0, 0), (0, len(w) * fmt.unit // Q8_BLOCK - dx.shape[1])))

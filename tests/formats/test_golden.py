@@ -10,7 +10,23 @@ from pnrt.formats import FORMATS
 from pnrt.testing import assert_bits_equal
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats"
-EXACT = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_K", "tq1_0", "tq2_0", "mxfp4", "nvfp4", "pn3t", "pn4t"]
+EXACT = [
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q8_K",
+    "tq1_0",
+    "tq2_0",
+    "mxfp4",
+    "nvfp4",
+    "pn3t",
+    "pn4t",
+]
 SEARCHED = ["q2_K", "q3_K", "q6_K", "iq4_xs"]
 DECODED = [*EXACT, "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "q8_1"]
 
