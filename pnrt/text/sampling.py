@@ -71,29 +71,29 @@ class Sampler:
         """
         ids = _largest(logits, self.top_k)
         kept = logits[ids].astype(np.float64)
-        if self.top_p < 1:
-            enough = np.searchsorted(np.cumsum(_softmax(kept)), self.top_p) + 1
-            kept = kept[:enough]
+        top = kept.max()
+        whole = np.exp(kept - top).sum()
+        # every filter keeps a beginning of the sorted tokens, so min-p may go before the sorting
         if self.min_p > 0:
-            kept = kept[kept >= kept[0] + math.log(self.min_p)]
-        return ids[: len(kept)], _softmax(kept / self.temperature)
+            ids = ids[kept >= top + math.log(self.min_p)]
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        kept = logits[ids].astype(np.float64) - top
+        if self.top_p < 1:
+            cumulated = np.cumsum(np.exp(kept) / whole)
+            kept = kept[: np.searchsorted(cumulated, self.top_p) + 1]
+        weights = np.exp(kept / self.temperature)
+        return ids[: len(kept)], weights / weights.sum()
 
 
 def _largest(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the k largest logits (0 = all finite ones), largest first, equal ones by id."""
-    if 0 < k < len(logits):
-        ids = np.flatnonzero(logits >= np.partition(logits, -k)[-k])
-    else:
-        ids = np.arange(len(logits))
-    ids = ids[logits[ids] > -np.inf]
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-    return ids[:k] if k else ids
-
-
-def _softmax(values: np.ndarray) -> np.ndarray:
-    """[n] float64, largest first -> probabilities."""
-    weights = np.exp(values - values[0])
-    return weights / weights.sum()
+    """Ids, ascending, of the k largest logits (0 = all) above -inf; of equal ones the lowest."""
+    if not 0 < k < len(logits):
+        return np.flatnonzero(logits > -np.inf)
+    least = np.partition(logits, -k)[-k]
+    above = np.flatnonzero(logits > least)
+    equal = np.flatnonzero(logits == least)[: k - len(above)]
+    ids = np.sort(np.concatenate([above, equal]))
+    return ids[logits[ids] > -np.inf]
 
 
 def _check(logits: np.ndarray) -> None:

@@ -129,3 +129,30 @@ def test_wrong_arguments(options):
     name = next(iter(options))
     with pytest.raises(PnrtError, match=f"{name}: .*; allowed is .*Choose"):
         Sampler(**options)
+
+
+def slow(logits, k, p, m, temperature):
+    """The filters one after another, as the rule is told."""
+    ids = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: k or None]
+
+    def shares(of):
+        weights = [np.exp(np.float64(logits[i]) / of - logits[ids[0]] / of) for i in ids]
+        return [weight / sum(weights) for weight in weights]
+
+    held = np.cumsum(shares(1))
+    ids = ids[: next((n for n, x in enumerate(held, 1) if x >= p), len(ids))] if p < 1 else ids
+    ids = [i for i, share in zip(ids, shares(1), strict=True) if share >= m * shares(1)[0]]
+    return dict(zip(ids, shares(temperature), strict=True))
+
+
+def test_filters_against_the_rule():
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        # quarters, so that many logits are equal
+        logits = np.round(random.normal(0, 3, 60) * 4).astype(np.float32) / 4
+        k, p = int(random.choice([0, 1, 5, 40, 60])), float(random.choice([0.3, 0.9, 1]))
+        m, temperature = float(random.choice([0, 0.03, 0.4])), float(random.choice([0.5, 1.3]))
+        found = kept(logits, top_k=k, top_p=p, min_p=m, temperature=temperature)
+        expected = slow(logits, k, p, m, temperature)
+        assert list(found) == list(expected)
+        assert list(found.values()) == pytest.approx(list(expected.values()))

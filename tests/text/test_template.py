@@ -106,7 +106,7 @@ FOUND = (
 
 @pytest.mark.parametrize("name", HUNGRY)
 def test_hungry_templates_stop(name, monkeypatch):
-    monkeypatch.setattr(template, "SECONDS", 0.3)
+    monkeypatch.setattr(template, "SECONDS", 0.2)
     started = time.perf_counter()
     with pytest.raises(ModelError, match=FOUND) as error:
         render_chat(HUNGRY[name], USER)
