@@ -1,4 +1,4 @@
-"""The real model against llama.cpp's greedy text; needs it in the cache (`pnrt demo` fetches it)."""
+"""SmolLM2 against llama.cpp's greedy text; needs the model in the cache (`pnrt demo`)."""
 
 import json
 from pathlib import Path
