@@ -8,7 +8,7 @@ import numpy as np
 
 from pnrt.formats.base import Format, Parts, field, half, join, largest
 from pnrt.formats.fp8 import E8M0_FINDING, e4m3_magnitude
-from pnrt.formats.kquant import TINY, divide, dots, round_scales
+from pnrt.formats.kquant import divide, fit_symmetric, round_scales
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
 
 # the values of iq4_nl and iq4_xs
@@ -43,20 +43,10 @@ def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 
 def fit_nl(x: np.ndarray) -> np.ndarray:
-    """The scale of NL for each group [n, 32] by weights x^2 and 16 first scales: [n] float32."""
-    extreme = largest(x)
-    usable = np.abs(extreme) >= TINY
-    square = x * x
-    cube = square * x
-    best, scale = np.full(len(x), -1, np.float32), np.zeros(len(x), np.float32)
-    for factor in np.concatenate([[127], np.arange(-7, 8) - 127]).astype(np.float32):
-        values = NL.astype(np.float32)[nearest_nl(x * divide(factor, extreme)[:, None])]
-        sum_xv, sum_v2 = dots(cube, values), dots(square, values, values)
-        gain = divide(sum_xv * sum_xv, sum_v2)
-        better = usable & (gain > best)
-        best = np.where(better, gain, best)
-        scale = np.where(better, divide(sum_xv, sum_v2), scale)
-    return scale
+    """The scale of NL for each group, weights x^2: [n, 32] -> [n] float32."""
+    values = NL.astype(np.float32)
+    tries = np.concatenate([[127], np.arange(-7, 8) - 127])
+    return fit_symmetric(x, lambda scaled: values[nearest_nl(scaled)], tries)[0]
 
 
 class IQ4NL(Format):
@@ -84,14 +74,16 @@ class IQ4XS(Format):
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         scale = fit_nl(x.reshape(-1, 32)).reshape(-1, 8)
-        d, small = round_scales(scale, 32)
-        # codes come from the unrounded d
-        step = largest(scale)[:, None] / np.float32(-32) * small
+        _, small = round_scales(scale, 32)
+        # codes come from the unrounded d, which is -0 for a superblock of zeros
+        d = largest(scale) / np.float32(-32)
+        step = d[:, None] * small
         codes = nearest_nl(x.reshape(-1, 8, 32) * divide(np.float32(1), step)[:, :, None])
         ls = (small + 32).astype(np.uint16)
         high = np.bitwise_or.reduce((ls >> 4) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
         low = (ls[:, ::2] & 15 | (ls[:, 1::2] & 15) << 4).astype(np.uint8)
-        return join(d, high, low, pack_nibbles(codes.reshape(-1, 32)).reshape(-1, 128))
+        packed = pack_nibbles(codes.reshape(-1, 32)).reshape(-1, 128)
+        return join(d.astype(np.float16), high, low, packed)
 
 
 class MXFP4(Format):

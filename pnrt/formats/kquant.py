@@ -1,12 +1,12 @@
 """ggml's superblocks of 256 weights with small scales inside: q2_K to q6_K, and q8_K activations.
 
-The searches are ggml's in float32; the order of sums is ours, so the bytes may differ from ggml's
-where two candidates are within rounding, and the error does not.
+The searches are ggml's: float32, one rounding per operation, sums from the first weight to the
+last. They give ggml's bytes but for groups without any magnitude.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -79,9 +79,10 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(a, b, out=np.zeros(a.shape, np.float32), where=b != 0)
 
 
-def dots(*factors: np.ndarray) -> np.ndarray:
-    """Sum over each row of a product: arrays [n, g] -> [n]."""
-    return np.einsum(",".join(["ng"] * len(factors)) + "->n", *factors)
+def affine_levels(top: int, start: float, count: int) -> np.ndarray:
+    """Levels a range is divided into: top + start, then steps of 0.1, in float32."""
+    steps = np.float32(0.1) * np.arange(count, dtype=np.float32)
+    return np.float32(start) + steps + np.float32(top)
 
 
 def fit_affine(
@@ -96,94 +97,108 @@ def fit_affine(
     Returns:
         scale [n], low [n], codes [n, g] float32.
     """
-    low = np.minimum(x.min(axis=1), 0)
-    span = x.max(axis=1) - low
-    above = x - low[:, None]
+    # groups become columns: sums over a group then run from its first weight to its last, as ggml's
+    x, weights = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
+    low, high = np.minimum(x.min(axis=0), 0), x.max(axis=0)
+    flat = high == low
 
-    def codes_for(levels):
-        return np.clip(np.rint(above * divide(levels, span)[:, None]), 0, top)
+    def codes_for(levels, low):
+        return np.clip(np.rint(divide(levels, high - low) * (x - low)), 0, top)
 
     def error(codes, scale, low):
-        left = codes * scale[:, None]
-        left += low[:, None]
-        left -= x
-        return dots(weights, np.abs(left)) if absolute else dots(weights, left, left)
+        left = codes * scale + low - x
+        return (weights * (np.abs(left) if absolute else left * left)).sum(axis=0)
 
-    codes, scale = codes_for(top), divide(span, np.float32(top))
+    codes = codes_for(np.float32(top), low)
+    scale = divide(1, divide(np.float32(top), high - low))
     best = error(codes, scale, low)
-    sum_w, sum_x = weights.sum(axis=1), dots(weights, x)
-    for levels in tries.astype(np.float32):
-        trial = codes_for(levels)
+    sum_w, sum_x = weights.sum(axis=0), (weights * x).sum(axis=0)
+    for levels in tries:
+        trial = codes_for(levels, low)
         weighted = weights * trial
-        sum_l, sum_l2, sum_xl = weighted.sum(axis=1), dots(weighted, trial), dots(weighted, x)
+        sum_l, sum_l2 = weighted.sum(axis=0), (weighted * trial).sum(axis=0)
+        sum_xl = (weighted * x).sum(axis=0)
         determinant = sum_w * sum_l2 - sum_l * sum_l
         new_scale = divide(sum_w * sum_xl - sum_x * sum_l, determinant)
         new_low = divide(sum_l2 * sum_x - sum_l * sum_xl, determinant)
         # a positive minimum cannot be stored: fit the scale alone
         new_scale = np.where(new_low > 0, divide(sum_xl, sum_l2), new_scale)
         new_low = np.minimum(new_low, 0)
-        trial_error = error(trial, new_scale, new_low)
-        better = (determinant > 0) & (trial_error < best) & (span > 0)
-        best, scale = np.where(better, trial_error, best), np.where(better, new_scale, scale)
+        new_error = error(trial, new_scale, new_low)
+        better = (determinant > 0) & (new_error < best) & ~flat
+        best, scale = np.where(better, new_error, best), np.where(better, new_scale, scale)
         low = np.where(better, new_low, low)
-        np.copyto(codes, trial, where=better[:, None])
-    return scale, -low, codes
+        np.copyto(codes, trial, where=better)
+    return scale, -low, codes.T
 
 
-def fit_symmetric(x: np.ndarray, zero: int, tries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit x = scale * code with codes -zero..zero-1 and weights x^2, by several first scales.
+def fit_symmetric(
+    x: np.ndarray, nearest: Callable[[np.ndarray], np.ndarray], tries: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit x = scale * value with weights x^2, from several first scales.
 
-    Returns scale [n] and codes [n, g] float32; both 0 for groups without magnitude.
+    Args:
+        x: [n, g] float32.
+        nearest: float32 array -> the values that may be stored, the nearest ones.
+        tries: what the element of largest magnitude is mapped to, one first scale each.
+    Returns:
+        scale [n], values [n, g] float32; scale 0 for groups without magnitude.
     """
-    extreme = largest(x)
-    usable = np.abs(extreme) >= TINY
-    best = np.full(len(x), -1, np.float32)
-    scale, codes = np.zeros(len(x), np.float32), np.zeros_like(x)
-    square = x * x
-    cube = square * x
-    for levels in tries.astype(np.float32):
-        trial = np.clip(np.rint(x * divide(-levels, extreme)[:, None]), -zero, zero - 1)
-        sum_xl, sum_l2 = dots(cube, trial), dots(square, trial, trial)
-        gain = divide(sum_xl * sum_xl, sum_l2)
-        better = usable & (sum_l2 > 0) & (gain > best)
-        best = np.where(better, gain, best)
-        scale = np.where(better, divide(sum_xl, sum_l2), scale)
-        np.copyto(codes, trial, where=better[:, None])
-    return scale, codes
-
-
-def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Fit x = scale * code as fit_symmetric, moving one code at a time while the fit improves."""
     extreme = largest(x)
     usable = np.abs(extreme) >= TINY
     x = np.ascontiguousarray(x.T)
     square = x * x
     cube = square * x
-    codes = np.clip(np.rint(x * divide(np.float32(-zero), extreme)), -zero, zero - 1)
+    best = scale = values = None
+    for level in tries.astype(np.float32):
+        trial = nearest(divide(level, extreme) * x)
+        sum_xv, sum_v2 = (cube * trial).sum(axis=0), (square * trial * trial).sum(axis=0)
+        new_scale = divide(sum_xv, sum_v2)
+        if best is None:
+            best, scale, values = new_scale * sum_xv, new_scale, trial
+            continue
+        better = (sum_v2 > 0) & (sum_xv * sum_xv > best * sum_v2)
+        best, scale = np.where(better, new_scale * sum_xv, best), np.where(better, new_scale, scale)
+        np.copyto(values, trial, where=better)
+    return np.where(usable, scale, np.float32(0)), values.T
+
+
+def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Fit x = scale * code, codes -zero..zero-1, moving one code at a time while the fit improves.
+
+    x [n, g] float32 -> scale [n], codes [n, g] float32; scale 0 for groups without magnitude.
+    """
+    extreme = largest(x)
+    usable = np.abs(extreme) >= TINY
+    x = np.ascontiguousarray(x.T)
+    square = x * x
+    cube = square * x
+    codes = np.clip(np.rint(divide(np.float32(-zero), extreme) * x), -zero, zero - 1)
     sum_xl, sum_l2 = (cube * codes).sum(axis=0), (square * codes * codes).sum(axis=0)
     for _ in range(rounds):
         changed = False
         for i in range(len(x)):
             rest_xl = sum_xl - cube[i] * codes[i]
             rest_l2 = sum_l2 - square[i] * codes[i] * codes[i]
-            code = np.clip(np.rint(x[i] * divide(rest_l2, rest_xl)), -zero, zero - 1)
+            code = np.clip(np.rint(divide(x[i] * rest_l2, rest_xl)), -zero, zero - 1)
             new_xl, new_l2 = rest_xl + cube[i] * code, rest_l2 + square[i] * code * code
-            better = usable & (rest_xl > 0) & (code != codes[i]) & (new_l2 > 0)
+            better = (rest_xl > 0) & (code != codes[i]) & (new_l2 > 0)
             better &= new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
             codes[i] = np.where(better, code, codes[i])
             sum_xl, sum_l2 = np.where(better, new_xl, sum_xl), np.where(better, new_l2, sum_l2)
             changed |= bool(better.any())
         if not changed:
             break
-    scale = np.where(usable, divide(sum_xl, sum_l2), np.float32(0))
-    return scale, np.ascontiguousarray(np.where(usable, codes, np.float32(0)).T)
+    # like ggml, groups without magnitude take the lowest code; their scale makes it a zero
+    codes = np.where(usable, codes, np.float32(-zero))
+    return np.where(usable, divide(sum_xl, sum_l2), np.float32(0)), codes.T
 
 
 def round_scales(scales: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
     """Group scales [n, m] -> superblock scale d [n] float16, integers [n, m] in -zero..zero-1."""
-    extreme = largest(scales)
-    small = np.rint(scales * divide(np.float32(-zero), extreme)[:, None])
-    return divide(extreme, np.float32(-zero)).astype(np.float16), np.clip(small, -zero, zero - 1)
+    factor = divide(np.float32(-zero), largest(scales))
+    small = np.clip(np.rint(scales * factor[:, None]), -zero, zero - 1)
+    return divide(1, factor).astype(np.float16), small
 
 
 def recode(x: np.ndarray, step: np.ndarray, codes: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -200,7 +215,7 @@ class Affine(Format):
 
     top = 15
     top_scale = 63
-    tries = 15 + np.arange(-10, 11) / 10
+    tries = affine_levels(15, -1.0, 21)
     absolute = False
 
     def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -213,7 +228,8 @@ class Affine(Format):
 
     def importance(self, x: np.ndarray) -> np.ndarray:
         """Weights of the fit, [n, g]."""
-        return np.sqrt(np.mean(x * x, axis=1, keepdims=True)) + np.abs(x)
+        mean = np.add.accumulate(x * x, axis=1)[:, -1:] / np.float32(self.group)
+        return np.sqrt(mean) + np.abs(x)
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
         codes, scales, minima, d, dmin = self.fields(blocks)
@@ -244,7 +260,7 @@ class Q2K(Affine):
 
     halves = ((80, "d"), (82, "dmin"))
     top, top_scale = 3, 15
-    tries = 3 + np.arange(-5, 11) / 10
+    tries = affine_levels(3, -0.5, 16)
     absolute = True
 
     def importance(self, x: np.ndarray) -> np.ndarray:
@@ -278,7 +294,7 @@ class Q5K(Affine):
 
     halves = ((0, "d"), (2, "dmin"))
     top = 31
-    tries = 31 + np.arange(-5, 11) / 10
+    tries = affine_levels(31, -0.5, 16)
 
     def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         scales, minima = unpack_scales(blocks[:, 4:16])
@@ -312,7 +328,8 @@ class Q3K(Format):
         codes = recode(x, d.astype(np.float32)[:, None] * scales, codes.reshape(x.shape), -4, 3)
         codes = (codes + 4).astype(np.uint8).reshape(len(x), 256)
         # without any scale ggml leaves the scale bytes 0
-        small = np.where(d[:, None] != 0, scales + 32, 0).astype(np.uint8)
+        small = np.where(np.any(scales != 0, axis=1, keepdims=True), scales + 32, 0)
+        small = small.astype(np.uint8)
         low = small[:, :8] & 15 | (small[:, 8:] & 15) << 4
         twos = (small >> 4).reshape(-1, 4, 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
         high = np.bitwise_or.reduce(twos, axis=1)
@@ -323,7 +340,7 @@ class Q6K(Format):
     """q6_K: d * s * n, 6-bit codes with their high pairs apart, int8 scales per 16."""
 
     halves = ((208, "d"),)
-    tries = 32 + np.concatenate([[0], np.arange(-9, 0), np.arange(1, 10)]) / 10
+    tries = -(32 + np.concatenate([[0], np.arange(-9, 0), np.arange(1, 10)]) / 10)
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
         # 64 low bytes hold runs 0 and 1 of a half in their low, 2 and 3 in their high nibbles
@@ -334,7 +351,12 @@ class Q6K(Format):
         return Parts(codes, half(blocks, 208)[:, None] * scales)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        scale, codes = fit_symmetric(x.reshape(-1, 16), 32, self.tries)
+        def nearest(values):
+            return np.clip(np.rint(values), -32, 31)
+
+        scale, codes = fit_symmetric(x.reshape(-1, 16), nearest, self.tries)
+        # like ggml, groups without magnitude take the lowest code; their scale makes it a zero
+        codes = np.where(scale[:, None] != 0, codes, np.float32(-32))
         scale = scale.reshape(-1, 16)
         # a superblock without magnitude is all zero bytes
         scale[np.abs(scale).max(axis=1) < TINY] = 0
