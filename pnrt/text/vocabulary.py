@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pnrt.errors import ModelError, PnrtError
 from pnrt.text.merging import ALIASES, PRE, by_rank, by_score
+
+log = logging.getLogger("pnrt")
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KINDS = ("normal", "normal", "unknown", "control", "user", "unused", "byte")
@@ -93,13 +96,19 @@ def _pre(metadata: Mapping[str, Any], override: str | None) -> str:
             raise PnrtError(f"pre={override!r}: unknown pre-tokenizer; pnrt has {known}. Pick one.")
         return name
     name = _get(metadata, "pre", str, None)
+    if name is None or name == "default":
+        # what a converter writes when it did not know: the ids may be subtly wrong
+        log.warning(
+            "tokenizer.ggml.pre is %s: text is split by the old default rules, which may not be "
+            "the model's own",
+            "missing" if name is None else "'default'",
+        )
+        return "default"
     name = ALIASES.get(name, name)
-    if name in PRE and name != "default":
+    if name in PRE:
         return name
-    # "default" is what a converter writes when it did not know: the ids would be subtly wrong
-    found = "missing" if name is None else repr(name)
     todo = f"{FIX} Or choose: Tokenizer.from_metadata(metadata, pre='gpt-2')."
-    raise _error("pre", found, known.replace("default, ", ""), todo)
+    raise _error("pre", repr(name), known, todo)
 
 
 def build_engine(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Callable:

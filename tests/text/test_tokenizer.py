@@ -65,7 +65,7 @@ def check_goldens(tokenizer, cases, cleaned=0):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_ids_and_texts(name):
     metadata = metadata_of(GOLDEN / f"vocab-{name}.gguf")
-    tokenizer = Tokenizer.from_metadata(metadata, pre="default" if name == "default" else None)
+    tokenizer = Tokenizer.from_metadata(metadata)
     cases = cases_of(f"tiny-{name}.json")
     assert len(cases) == 100
     check_goldens(tokenizer, cases, CLEANED.get(name, 0))
@@ -203,6 +203,12 @@ def test_defaults():
     assert built("spm").add_bos
 
 
+@pytest.mark.parametrize(("pre", "found"), [(None, "missing"), ("default", "'default'")])
+def test_a_pre_that_nobody_chose_is_said(pre, found, caplog):
+    assert Tokenizer.from_metadata(tiny(pre=pre)).pre == "default"
+    assert f"tokenizer.ggml.pre is {found}" in caplog.text
+
+
 def test_ignore_merges_belongs_to_llama_bpe():
     changes = {"tokens": [*ALPHABET, "xyz"], "token_type": None, "merges": []}
     changes |= {"bos_token_id": 0, "eos_token_id": 0}
@@ -245,9 +251,7 @@ BROKEN = {
     "no model": ({"model": None}, "model: missing"),
     "other model": ({"model": "bert"}, "model: 'bert'"),
     "model is a number": ({"model": 3}, "model: a int"),
-    "no pre": ({"pre": None}, "pre: missing"),
     "unknown pre": ({"pre": "klingon"}, "pre: 'klingon'"),
-    "default pre": ({"pre": "default"}, "pre: 'default'"),
     "no tokens": ({"tokens": None}, "tokens: missing"),
     "empty tokens": ({"tokens": []}, "tokens: no tokens"),
     "tokens is a string": ({"tokens": "abc"}, "tokens: a str"),
