@@ -17,7 +17,7 @@ from pnrt.errors import FormatError
 from pnrt.jit import default_threads
 
 # weights handled at once: temporaries stay in the cache and memory stays flat for any tensor
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 
 
 class Parts(NamedTuple):

@@ -21,12 +21,21 @@ E2M1_STEPS = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
 
 # code by the number of half steps above -128: the half-way points of NL are multiples of a half
 _NL_CODES = np.searchsorted(NL[1:] + NL[:-1], np.arange(-256, 257), side="right").astype(np.uint8)
+_NL_VALUES = NL.astype(np.float32)[_NL_CODES]
+
+
+def _half_steps(x: np.ndarray) -> np.ndarray:
+    halves = x * np.float32(2)
+    np.floor(halves, out=halves)
+    np.maximum(halves, np.float32(-256), out=halves)
+    np.minimum(halves, np.float32(256), out=halves)
+    halves += np.float32(256)
+    return np.nan_to_num(halves, copy=False, nan=256).astype(np.int16)
 
 
 def nearest_nl(x: np.ndarray) -> np.ndarray:
     """The code whose value is nearest to x, the upper of two equally near ones."""
-    halves = np.clip(np.floor(x * np.float32(2)), -256, 256)
-    return _NL_CODES[halves.astype(np.int32) + 256]
+    return _NL_CODES[_half_steps(x)]
 
 
 def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -44,9 +53,8 @@ def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 def fit_nl(x: np.ndarray) -> np.ndarray:
     """The scale of NL for each group, weights x^2: [n, 32] -> [n] float32."""
-    values = NL.astype(np.float32)
     tries = np.concatenate([[127], np.arange(-7, 8) - 127])
-    return fit_symmetric(x, lambda scaled: values[nearest_nl(scaled)], tries)[0]
+    return fit_symmetric(x, lambda scaled: _NL_VALUES[_half_steps(scaled)], tries)[0]
 
 
 class IQ4NL(Format):
@@ -114,8 +122,10 @@ class NVFP4(Format):
     halves = ()
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
-        scale = blocks[:, :4] & 0x7F
-        unit = np.where(scale == 0x7F, np.float32(0), e4m3_magnitude(scale)) * np.float32(0.5)
+        scale = blocks[:, :4]
+        # as in ggml 0x7F is zero, and 0xFF is 480 like any code whose top bit is ignored
+        unit = np.where(scale == 0x7F, np.float32(0), e4m3_magnitude(scale & 0x7F))
+        unit *= np.float32(0.5)
         groups = blocks[:, 4:].reshape(-1, 8)
         codes = np.concatenate([groups & 15, groups >> 4], axis=1)
         return Parts(E2M1[codes].reshape(-1, 64), unit)

@@ -79,6 +79,13 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(a, b, out=np.zeros(a.shape, np.float32), where=b != 0)
 
 
+def nearest_integers(x: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Round x to integers within low..high, in place."""
+    np.rint(x, out=x)
+    np.maximum(x, np.float32(low), out=x)
+    return np.minimum(x, np.float32(high), out=x)
+
+
 def affine_levels(top: int, start: float, count: int) -> np.ndarray:
     """Levels a range is divided into: top + start, then steps of 0.1, in float32."""
     steps = np.float32(0.1) * np.arange(count, dtype=np.float32)
@@ -103,11 +110,20 @@ def fit_affine(
     flat = high == low
 
     def codes_for(levels, low):
-        return np.clip(np.rint(divide(levels, high - low) * (x - low)), 0, top)
+        codes = x - low
+        codes *= divide(levels, high - low)
+        return nearest_integers(codes, 0, top)
 
     def error(codes, scale, low):
-        left = codes * scale + low - x
-        return (weights * (np.abs(left) if absolute else left * left)).sum(axis=0)
+        left = codes * scale
+        left += low
+        left -= x
+        if absolute:
+            np.abs(left, out=left)
+        else:
+            left *= left
+        left *= weights
+        return left.sum(axis=0)
 
     codes = codes_for(np.float32(top), low)
     scale = divide(1, divide(np.float32(top), high - low))
@@ -117,7 +133,8 @@ def fit_affine(
         trial = codes_for(levels, low)
         weighted = weights * trial
         sum_l, sum_l2 = weighted.sum(axis=0), (weighted * trial).sum(axis=0)
-        sum_xl = (weighted * x).sum(axis=0)
+        weighted *= x
+        sum_xl = weighted.sum(axis=0)
         determinant = sum_w * sum_l2 - sum_l * sum_l
         new_scale = divide(sum_w * sum_xl - sum_x * sum_l, determinant)
         new_low = divide(sum_l2 * sum_x - sum_l * sum_xl, determinant)
@@ -139,7 +156,7 @@ def fit_symmetric(
 
     Args:
         x: [n, g] float32.
-        nearest: float32 array -> the values that may be stored, the nearest ones.
+        nearest: float32 array (may be overwritten) -> the nearest values that can be stored.
         tries: what the element of largest magnitude is mapped to, one first scale each.
     Returns:
         scale [n], values [n, g] float32; scale 0 for groups without magnitude.
@@ -152,7 +169,9 @@ def fit_symmetric(
     best = scale = values = None
     for level in tries.astype(np.float32):
         trial = nearest(divide(level, extreme) * x)
-        sum_xv, sum_v2 = (cube * trial).sum(axis=0), (square * trial * trial).sum(axis=0)
+        sum_xv, product = (cube * trial).sum(axis=0), square * trial
+        product *= trial
+        sum_v2 = product.sum(axis=0)
         new_scale = divide(sum_xv, sum_v2)
         if best is None:
             best, scale, values = new_scale * sum_xv, new_scale, trial
@@ -352,7 +371,7 @@ class Q6K(Format):
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         def nearest(values):
-            return np.clip(np.rint(values), -32, 31)
+            return nearest_integers(values, -32, 31)
 
         scale, codes = fit_symmetric(x.reshape(-1, 16), nearest, self.tries)
         # like ggml, groups without magnitude take the lowest code; their scale makes it a zero
