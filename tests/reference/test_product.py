@@ -69,6 +69,13 @@ def test_quantize_q8_0_is_the_q8_0_format():
     x[0, :32], x[1, 5:40] = 0, -0.0
     x[2, :32] = np.arange(32) * 0.5 - 8
     x[2, 0] = 127  # scale 1: every other element is an exact half
+    # halves of steps that are no powers of two, where ggml's vector rule codes differently
+    top = np.random.default_rng(3).uniform(1, 2, (4, 3, 1)).astype(f32)
+    x[3:] = ((np.arange(32, dtype=f32) + f32(0.5)) * (top / f32(127))).reshape(4, 96)
+    x[3:, 31::32] = top[..., 0]
+    inverse, other = f32(1) / (top / f32(127)), f32(127) / top
+    steps = x[3:].reshape(4, 3, 32)
+    assert (np.rint(steps * other) != np.floor(steps * inverse + f32(0.5))).any()
     q, dx = reference.quantize_q8_0(x)
     parts = FORMATS["q8_0"].parts(FORMATS["q8_0"].quantize(x))
     np.testing.assert_array_equal(q, parts.codes)
