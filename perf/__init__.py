@@ -1,0 +1,1 @@
+"""Kernels and models under the clock, beside llama.cpp; see README.md here."""
