@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pnrt.container.layout import REFETCH, REWRITE, TensorInfo, padded, place, readings
+from pnrt.container.layout import REWRITE, TensorInfo, padded, place
+from pnrt.container.mapped import MappedFile, map_file
 from pnrt.container.values import (
     ARRAY,
     MAX_KEY,
@@ -24,8 +25,7 @@ from pnrt.container.values import (
     Problem,
 )
 from pnrt.container.writer import TensorPlan, write_gguf
-from pnrt.errors import FileError, FormatError
-from pnrt.formats import FORMATS, by_id, get
+from pnrt.formats import by_id, get
 
 __all__ = ["GGUFFile", "TensorInfo", "TensorPlan", "open_gguf", "write_gguf"]
 
@@ -35,34 +35,16 @@ DEFAULT_ALIGNMENT = 32
 VERSIONS = (2, 3)
 
 
-class GGUFFile:
-    """An open, mapped file; made by `open_gguf`, a context manager.
+class GGUFFile(MappedFile):
+    """An open GGUF file; made by `open_gguf`. Values are int, float, bool, str or ArrayValue."""
 
-    metadata: key -> int, float, bool, str or ArrayValue. tensors: name -> TensorInfo, file order.
-    notes: harmless oddities (gaps, trailing bytes).
-    """
+    container = "gguf"
 
     def __init__(self, path: Path, mapped: mmap.mmap):
-        self.path, self.size = path, len(mapped)
-        self.version = 0
+        super().__init__(path, mapped)
         self.alignment = DEFAULT_ALIGNMENT
-        self.data_start = 0
-        self.metadata: dict[str, object] = {}
-        self.tensors: dict[str, TensorInfo] = {}
-        self.notes: list[Problem] = []
-        self._map: mmap.mmap | None = mapped
         self._kinds: dict[str, str] = {}
         self._spans: dict[str, range] = {}
-
-    def __enter__(self) -> "GGUFFile":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the map back; views handed out earlier stay valid and keep it alive."""
-        self._map = None
 
     def metadata_type(self, key: str) -> str:
         """The stored type of a key: "uint32", "string", "array[float32]"; KeyError if absent."""
@@ -70,60 +52,8 @@ class GGUFFile:
 
     def raw_metadata(self) -> list[tuple[str, str, bytes]]:
         """Every entry as (key, "raw", bytes), ready for `write_gguf`."""
-        memory = memoryview(self._mapped())
+        memory = memoryview(self.mapped())
         return [(k, "raw", bytes(memory[s.start : s.stop])) for k, s in self._spans.items()]
-
-    def tensor(self, name: str) -> TensorInfo:
-        """The tensor of that name; FileError with near names if there is none."""
-        if name in self.tensors:
-            return self.tensors[name]
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, self.tensors, 3, 0.4)
-        raise FileError(
-            f"{self.path}: no tensor {name!r}; the file has {len(self.tensors)} tensors"
-            + (f", near ones are {', '.join(near)}" if near else "")
-            + f". `pnrt inspect {self.path}` lists them."
-        )
-
-    def data(self, name: str) -> np.ndarray:
-        """[nbytes] uint8 view of a tensor's bytes, whatever its type."""
-        info = self.tensor(name)
-        return np.frombuffer(self._mapped(), np.uint8, info.nbytes, info.offset)
-
-    def rows(self, name: str) -> np.ndarray:
-        """[N, row_bytes] uint8 view of a tensor; FormatError for an unknown type id."""
-        info = self.tensor(name)
-        if info.format is None:
-            raise FormatError(
-                f"{self.path}: {name}: type id {info.type_id} is not known to pnrt; known are "
-                f"{', '.join(f.name for f in FORMATS.values() if f.type_id is not None)}. "
-                + self._advice(info)
-            )
-        return self.data(name).reshape(info.rows, info.format.row_bytes(info.columns))
-
-    def drop_pages(self, name: str) -> None:
-        """Tell the system that a tensor's pages are no longer needed (they can be read again)."""
-        info = self.tensor(name)
-        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped().madvise(mmap.MADV_DONTNEED, first, last - first)
-
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            raise FileError(f"{self.path}: is closed; reading needs it open. Call open_gguf again.")
-        return self._map
-
-    def _advice(self, info: TensorInfo) -> str:
-        fits = readings(info, self.alignment)
-        if not fits:
-            return "Another program wrote it; convert the tensor with that program."
-        return (
-            f"Its {info.extent} bytes would fit {', '.join(fits)}: if you know it is one of these, "
-            f'open with extra_types={{{info.type_id}: "{fits[0]}"}}'
-            + (f" (--e4m3-id {info.type_id})." if "e4m3" in fits else ".")
-        )
 
 
 def open_gguf(
@@ -142,8 +72,8 @@ def open_gguf(
     path = Path(path)
     for name in (extra_types or {}).values():
         get(name)
-    file = GGUFFile(path, _map(path))
-    cursor = Cursor(memoryview(file._map), str(path))
+    file = GGUFFile(path, map_file(path, "a GGUF file"))
+    cursor = Cursor(memoryview(file.mapped()), str(path))
     n_tensors, n_keys = _header(file, cursor)
 
     def report(problem: Problem) -> None:
@@ -158,25 +88,6 @@ def open_gguf(
     file.data_start = padded(cursor.position, file.alignment)
     place(file, [info for info in infos if info], report)
     return file
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with open(path, "rb") as stream:
-            if stream.seek(0, 2) == 0:
-                raise Problem(
-                    str(path), "", "is empty", "a GGUF file starts with GGUF", REFETCH
-                ).error()
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except IsADirectoryError:
-        raise FileError(
-            f"{path}: is a directory; a GGUF model is one file. Name the .gguf file inside it."
-        ) from None
-    except OSError as error:
-        raise FileError(
-            f"{path}: cannot be opened ({error.strerror}); a readable GGUF file is needed. "
-            "Check the path and its permissions."
-        ) from None
 
 
 def _foreign(head: bytes, size: int) -> tuple[str, str]:

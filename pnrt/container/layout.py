@@ -14,6 +14,8 @@ REFETCH = "The file is truncated or damaged: fetch it again."
 REWRITE = "The file is damaged or was written by a broken tool: fetch or convert it again."
 # ids that only a fork of ggml gives: they may mean something else elsewhere
 FORK_ONLY = ("pn3t", "pn4t")
+# encodings of other containers
+NOT_GGUF = ("cyb_", "bitnet_")
 # no weight format stores more weights in a byte than this
 MOST_PER_BYTE = 64
 
@@ -24,12 +26,13 @@ class TensorInfo:
 
     shape: row-major, (N, K) for a matrix. offset: absolute byte. nbytes: what the type needs, or
     the extent for an unknown id. extent: bytes up to the next tensor or the end of the file.
-    stock: ggml's name of a type pnrt does not decode, where the extent agrees with it.
+    type_id: None where the container has none. stock: the name of a type pnrt does not decode
+    (for ggml's ids: where the extent agrees with it).
     """
 
     name: str
     shape: tuple[int, ...]
-    type_id: int
+    type_id: int | None
     format: Format | None
     offset: int
     nbytes: int
@@ -56,6 +59,8 @@ class TensorInfo:
         """The format's name, or `id 16 (iq2_xxs)` for a type pnrt does not decode."""
         if self.format:
             return self.format.name
+        if self.type_id is None:
+            return self.stock
         return f"id {self.type_id}" + (f" ({self.stock})" if self.stock else "")
 
 
@@ -88,14 +93,19 @@ def place(file, infos: list[TensorInfo], report) -> None:
 
 
 def readings(info: TensorInfo, alignment: int) -> list[str]:
-    """Names of the other formats whose bytes fill the extent of `info` exactly (with padding)."""
+    """Names of the other GGUF formats whose bytes fill the extent of `info` exactly (padded).
+
+    Formats without an id of their own come first: they are what a strange id may mean.
+    """
     names = []
     for name, kind in FORMATS.items():
-        if kind is not info.format and info.columns % kind.block == 0:
+        if kind is info.format or not kind.weight or name.startswith(NOT_GGUF):
+            continue
+        if info.columns % kind.block == 0:
             need = info.rows * kind.row_bytes(info.columns)
             if need <= info.extent <= padded(need, alignment):
                 names.append(name)
-    return names
+    return sorted(names, key=lambda name: FORMATS[name].type_id is not None)
 
 
 def padded(n: int, alignment: int) -> int:

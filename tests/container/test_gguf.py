@@ -243,8 +243,10 @@ def test_id_42_is_not_guessed(tmp_path):
         assert file.tensors["a"].type_name == "id 42"
         with pytest.raises(FormatError) as caught:
             file.rows("a")
-        four_parts(str(caught.value), path, "type id 42", "extra_types={42:", "q8_0")
-    with open_gguf(path, extra_types={42: "q8_0"}) as file:
+        four_parts(str(caught.value), path, "type id 42", "e4m3", "q8_0", "extra_types={42:")
+        assert '{42: "e4m3"} (--e4m3-id 42)' in str(caught.value)
+    with open_gguf(path, extra_types={42: "e4m3"}) as file:
+        assert file.tensors["a"].format is FORMATS["e4m3"]
         assert file.rows("a").shape == (4, 68)
     path.write_bytes(two(((4, 64), 42, 0), ((32,), F32, 96), bytes(96 + 128)))
     with open_gguf(path) as file:
@@ -253,7 +255,7 @@ def test_id_42_is_not_guessed(tmp_path):
 
 def test_mapped_id_that_does_not_fit(refused):
     data = two(((4, 64), 42, 0), ((32,), F32, 96), bytes(96 + 128))
-    refused(data, "a", "needs 272 bytes as q8_0", "96 bytes later", extra_types={42: "q8_0"})
+    refused(data, "a", "needs 272 bytes as e4m3", "96 bytes later", extra_types={42: "e4m3"})
 
 
 def test_unknown_format_name_in_extra_types(tmp_path):
