@@ -16,8 +16,6 @@ NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 # twice the values of a 4-bit float; code 8 is plain zero
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int32)
 E2M1 = np.concatenate([E2M1, -E2M1])
-# half-way points of its magnitudes
-E2M1_STEPS = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
 
 # code by the number of half steps above -128: the half-way points of NL are multiples of a half
 _NL_CODES = np.searchsorted(NL[1:] + NL[:-1], np.arange(-256, 257), side="right").astype(np.uint8)
@@ -41,13 +39,15 @@ def nearest_nl(x: np.ndarray) -> np.ndarray:
 def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """The code with E2M1[code] * unit nearest to x, the smaller magnitude of equals.
 
-    x [n, g] float32, unit [n] float32; a unit of 0 makes every code 0.
+    x [n, g] float32, unit [n] float32 -> [n, g] uint8.
     """
-    magnitude, unit = np.abs(x), unit[:, None]
-    code = np.zeros(x.shape, np.uint8)
-    for step in E2M1_STEPS:
-        code += magnitude > step * unit
-    code[(unit == 0)[:, 0]] = 0
+    magnitude, code = np.abs(x), np.zeros(x.shape, np.uint8)
+    best = magnitude
+    for candidate in range(1, 8):
+        distance = np.abs(np.float32(E2M1[candidate]) * unit[:, None] - magnitude)
+        # strictly nearer: where float32 cannot tell candidates apart the smaller one stays
+        code[distance < best] = candidate
+        best = np.minimum(best, distance)
     return code | ((x < 0) & (code > 0)).astype(np.uint8) << 3
 
 

@@ -64,17 +64,18 @@ def encode_even(x: np.ndarray) -> np.ndarray:
 
 
 class FP8(Format):
-    """What the 8-bit floats share: where codes and scales lie is the subclass's."""
+    """What the 8-bit floats share: codes in a row, scales that the subclass reads."""
 
     halves = ()
+    first_code = 1
 
     def codes(self, blocks: np.ndarray) -> np.ndarray:
         """blocks -> [n, B] uint8."""
-        return blocks[:, 1:]
+        return blocks[:, self.first_code : self.first_code + self.block]
 
     def scales(self, blocks: np.ndarray) -> np.ndarray:
         """blocks -> [n, B / 32] float32."""
-        return exponent_scale(blocks[:, :1])
+        raise NotImplementedError
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
         return Parts(INTEGERS[self.codes(blocks)], self.scales(blocks) * np.float32(2.0**-9))
@@ -98,9 +99,6 @@ class E4M3(FP8):
     halves = ((0, "d"),)
     first_code = 2
 
-    def codes(self, blocks: np.ndarray) -> np.ndarray:
-        return blocks[:, 2:]
-
     def scales(self, blocks: np.ndarray) -> np.ndarray:
         return half(blocks, 0)[:, None]
 
@@ -115,7 +113,7 @@ class MXFP8(FP8):
     rule: "ceil" never clips (the ggml proposal), "floor" is OCP's, where the largest may saturate.
     """
 
-    first_code = 1
+    first_exponent = 0
     rule = "ceil"
 
     def with_rule(self, rule: str) -> MXFP8:
@@ -127,6 +125,13 @@ class MXFP8(FP8):
         other = copy.copy(self)
         other.rule = rule
         return other
+
+    def stored_exponents(self, blocks: np.ndarray) -> np.ndarray:
+        """blocks -> [n, B / 32] uint8."""
+        return blocks[:, self.first_exponent : self.first_exponent + self.block // 32]
+
+    def scales(self, blocks: np.ndarray) -> np.ndarray:
+        return exponent_scale(self.stored_exponents(blocks))
 
     def exponents(self, amax: np.ndarray) -> np.ndarray:
         """Scale exponents for largest magnitudes: [...] float32 -> uint8."""
@@ -149,21 +154,14 @@ class MXFP8(FP8):
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         yield from super().block_findings(blocks)
-        first = 0 if self.first_code else 256
-        for i, run in np.argwhere(blocks[:, first : first + self.block // 32] == 255):
-            yield int(i), int(first + run), *E8M0_FINDING
+        for i, run in np.argwhere(self.stored_exponents(blocks) == 255):
+            yield int(i), int(self.first_exponent + run), *E8M0_FINDING
 
 
 class MXFP8Runs(MXFP8):
     """mxfp8 in superblocks of 256: eight runs of 32 codes, then their eight exponents."""
 
-    first_code = 0
-
-    def codes(self, blocks: np.ndarray) -> np.ndarray:
-        return blocks[:, :256]
-
-    def scales(self, blocks: np.ndarray) -> np.ndarray:
-        return exponent_scale(blocks[:, 256:])
+    first_code, first_exponent = 0, 256
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         e, codes = self.encode(x.reshape(-1, 32))
@@ -172,5 +170,5 @@ class MXFP8Runs(MXFP8):
 
 def exponent_scale(e: np.ndarray) -> np.ndarray:
     """Exponent bytes -> 2^(e - 127) float32, NaN for 255."""
-    scale = np.ldexp(np.float32(1), e.astype(np.int32) - 127)
+    scale = np.ldexp(np.float32(1), np.minimum(e.astype(np.int32), 254) - 127)
     return np.where(e == 255, np.float32(np.nan), scale)
