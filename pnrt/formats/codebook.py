@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from pnrt.formats.base import Format, Parts, field, half, join, largest
+from pnrt.formats.fit import divide, fit_symmetric, round_scales
 from pnrt.formats.fp8 import E8M0_FINDING, e4m3_magnitude
-from pnrt.formats.kquant import divide, fit_symmetric, round_scales
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
 
 # the values of iq4_nl and iq4_xs

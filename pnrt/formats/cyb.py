@@ -12,8 +12,8 @@ import numpy as np
 
 from pnrt.errors import FormatError
 from pnrt.formats.base import Format, Parts, field, join, round_away
+from pnrt.formats.fit import divide
 from pnrt.formats.floats import Scalar
-from pnrt.formats.kquant import divide
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
 
 
