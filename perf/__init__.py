@@ -1,1 +1,1 @@
-"""Kernels and models under the clock, beside llama.cpp; see README.md here."""
+"""Kernels and models under the clock. Nothing in pnrt imports it; README.md says how to run."""

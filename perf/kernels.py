@@ -1,151 +1,236 @@
-"""The matrix product of each format under the clock.
+"""The quantized product under the clock: python -m perf.kernels --help
 
-    python -m perf.kernels --formats pn4t,pn3t --shapes 4096x14336 --tokens 1,512
-
-A number is only printed for a product whose first rows have the reference's bits.
+A number is only reported after its product has been compared, bit for bit, with the reference.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import statistics
 import subprocess
-import time
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pnrt import jit, reference
-from pnrt.bench import machine
+from perf import measure
+from pnrt import backend, jit, reference
 from pnrt.cpu import matmul, pack
+from pnrt.errors import DeviceError, DifferenceError, PnrtError
 from pnrt.formats import FORMATS
-from pnrt.testing import assert_bits_equal
+
+# rows that are quantized and judged; the matrix repeats them
+ROWS = 64
+# weights per timed run at least, so that starting a parallel region does not count
+RUN = 20_000_000
+# the one shape that llama.cpp's own benchmark of products covers
+LLAMA = {"type": "q4_K", "m": 4096, "k": 14336}
+LLAMA_LINE = re.compile(r"type_a=q4_K,.*?m=4096,n=(\d+),k=14336,.*?([\d.]+) us/run")
 
 
-def random_rows(name: str, n: int, k: int) -> np.ndarray:
-    """Random codes under small finite scales: [n, row bytes] uint8."""
+def case(name: str, N: int, K: int, tokens: list[int], threads: int) -> list[dict[str, Any]]:
+    """Time [N, K] of a format times each number of tokens.
+
+    Returns: one dict per number of tokens; seconds in `product` and `quantize`.
+    Raises: DifferenceError where a product has other bits than the reference, and no number then.
+    """
     form, rng = FORMATS[name], np.random.default_rng(0)
-    rows = rng.integers(0, 256, (n, form.row_bytes(k)), dtype=np.uint8)
-    blocks = rows.reshape(-1, form.nbytes)
-    halves = len(pack.CODECS[name].planes)
-    scales = (rng.standard_normal((len(blocks), halves)) * 0.01).astype(np.float16)
-    blocks[:, : 2 * halves] = scales.view(np.uint8).reshape(len(blocks), -1)
-    if name == "pn3t":
-        blocks[:, 3::2] &= 0x7F
-    return rows
+    base = form.quantize(rng.standard_normal((min(N, ROWS), K)).astype(np.float32))
+    rows = np.resize(base, (N, base.shape[1]))
+    weight = backend.open("cpu", threads).pack(name, rows, K)
+    return [_time(weight, base, T, threads, rng) for T in tokens]
 
 
-def timed(script: jit.Script, threads: int, seconds: float = 1.0) -> tuple[float, float]:
-    """Median and smallest seconds of a run, warm."""
-    script.run(threads)
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        script.run(threads)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)), min(times)
-
-
-def read_bandwidth(threads: int) -> float:
-    """GB/s of a parallel sum over 256 MiB: what this machine's memory gives right now."""
-    from pnrt.cpu.simd import add_i, load_i32, read_i64, store_i32
-
-    @jit.kernel(name="perf_read")
-    def read(a, thread, threads):
-        data, nbytes, out = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-        first = nbytes * thread // threads // 256 * 256
-        last = nbytes * (thread + 1) // threads // 256 * 256
-        s0 = s1 = s2 = s3 = load_i32(data)
-        for p in range(data + first, data + last, 256):
-            s0, s1 = add_i(s0, load_i32(p)), add_i(s1, load_i32(p + 64))
-            s2, s3 = add_i(s2, load_i32(p + 128)), add_i(s3, load_i32(p + 192))
-        store_i32(out + thread * 64, add_i(add_i(s0, s1), add_i(s2, s3)))
-
-    data, out = pack.aligned(1 << 28), pack.aligned(64 * threads)
-    data[:] = 1
-    call = jit.Call(read, jit.words(data, data.nbytes, out), (data, out))
-    return data.nbytes / timed(jit.Script([call]), threads)[0] / 1e9
-
-
-def measure(name: str, n: int, k: int, tokens: int, threads: int, bandwidth: float) -> dict:
-    """One row of the table."""
-    rows = random_rows(name, n, k)
-    start = time.perf_counter()
-    weight = pack.pack(name, rows, k, threads)
-    packing = time.perf_counter() - start
-    count = 1 if tokens == 1 else matmul.TILE
-    x = np.random.default_rng(1).standard_normal((tokens, k)).astype(np.float32)
-    inputs = matmul.Activations(k, tokens, "q8_0", count)
-    whole = -(-tokens // count) * count
-    out = np.full((whole, weight.panels * pack.ROWS), np.nan, np.float32)
-    control, bad = np.array([tokens, 0], np.int64), np.zeros(1, np.int32)
+def _time(weight: pack.Weight, base: np.ndarray, T: int, threads: int, rng) -> dict[str, Any]:
+    name, N, K = weight.format, weight.N, weight.K
+    count = 1 if T == 1 else matmul.TILE
+    x = rng.standard_normal((T, K)).astype(np.float32)
+    mode = "f32" if name in pack.FLOATS else "q8_0"
+    inputs = matmul.Activations(K, T, mode, count)
+    out = np.full((-(-T // count) * count, weight.panels * pack.ROWS), np.nan, np.float32)
+    control, bad = np.array([T, 0], np.int64), np.zeros(1, np.int32)
     stack = pack.aligned(threads * matmul.STACK)
-    quantize = jit.Script([inputs.fill(x, control, bad)])
-    product = jit.Script([matmul.matmul(weight, inputs, out, control, stack)])
-    compiling = quantize.compile() + product.compile()
-    quantize.run(threads)
-    product.run(threads)
-    expected = reference.matmul(name, rows[:4], x[:2])
-    assert_bits_equal(name, expected, out[: min(2, tokens), :4])
-    median, best = timed(product, threads)
+    product = matmul.matmul(weight, inputs, out, control, stack)
+    fill = jit.Script([inputs.fill(x, control, bad)])
+    compiled = fill.compile() + jit.Script([product]).compile()
+    inner = max(1, RUN // (N * K * T))
+    script = jit.Script([product] * inner)
+    fill.run(threads)
+    script.run(threads)
+    _gate(name, base, x, out[:T, :N])
+    quantize = measure.seconds(lambda: fill.run(threads), budget=0.2)
+    product_s = [t / inner for t in measure.seconds(lambda: script.run(threads))]
+    time = statistics.median(product_s)
     return {
-        "format": name, "N": n, "K": k, "T": tokens, "threads": threads,
-        "median_us": median * 1e6, "best_us": best * 1e6,
-        "gweights_per_s": n * k * tokens / median / 1e9,
-        "gflops": 2 * n * k * tokens / median / 1e9,
-        "gb_per_s": weight.nbytes / median / 1e9,
-        "of_read_bandwidth": weight.nbytes / median / 1e9 / bandwidth,
-        "quantize_us": timed(quantize, threads, 0.2)[0] * 1e6,
-        "compile_s": compiling, "pack_gb_per_s": rows.nbytes / packing / 1e9,
-    }  # fmt: skip
+        "format": name,
+        "N": N,
+        "K": K,
+        "T": T,
+        "compile_seconds": compiled,
+        "compiled_from_cache": product.kernel.cached,
+        "product": measure.summary(product_s),
+        "quantize": measure.summary(quantize),
+        "gb_per_s": weight.nbytes / time / 1e9,
+        "gflop_per_s": 2 * N * K * T / time / 1e9,
+        "gweights_per_s": N * K / time / 1e9,
+    }
 
 
-def llama_product(tool: str, kind: str, n: int, k: int, tokens: int) -> float | None:
-    """GFLOP/s of llama.cpp's product by `test-backend-ops perf`, None if it has no such case."""
-    case = f"type_a={kind},type_b=f32,m={n},n={tokens},k={k}"
-    command = [tool, "perf", "-b", "CPU", "-o", "MUL_MAT", "-p", case]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"([\d.]+) ([GT])FLOPS", done.stdout)
-    return float(found[1]) * (1000 if found[2] == "T" else 1) if found else None
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--formats", default="pn4t,pn3t,q8_0,q4_0,q4_1")
-    parser.add_argument("--shapes", default="4096x14336,17408x5120", help="NxK, comma separated")
-    parser.add_argument("--tokens", default="1,512")
-    parser.add_argument("--threads", type=int, default=jit.default_threads()[0])
-    parser.add_argument("--llama", help="path of llama.cpp's test-backend-ops, to run beside")
-    parser.add_argument("--llama-type", default="q4_K")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    bandwidth, results = read_bandwidth(options.threads), []
-    for name in options.formats.split(","):
-        for shape in options.shapes.split(","):
-            n, k = map(int, shape.split("x"))
-            if k % FORMATS[name].block:
-                continue
-            for tokens in map(int, options.tokens.split(",")):
-                row = measure(name, n, k, tokens, options.threads, bandwidth)
-                theirs = options.llama and llama_product(
-                    options.llama, options.llama_type, n, k, tokens
-                )
-                if theirs:
-                    row |= {"llama_gflops": theirs, "ratio": row["gflops"] / theirs}
-                results.append(row)
-    if options.json:
-        facts = {"machine": machine(), "read_gb_per_s": bandwidth, "results": results}
-        print(json.dumps(facts, indent=1))
-        return
-    print(f"read bandwidth {bandwidth:.1f} GB/s, {options.threads} threads")
-    for r in results:
-        print(
-            f"{r['format']:<6}{r['N']:>6} x {r['K']:<6} T={r['T']:<4} {r['median_us']:>10.0f} us "
-            f"(best {r['best_us']:.0f}) {r['gweights_per_s']:>8.1f} Gw/s "
-            f"{r['gb_per_s']:>6.1f} GB/s = {100 * r['of_read_bandwidth']:.0f} % {r['gflops']:>7.0f} GFLOP/s"
-            + (f"  {r['ratio']:.2f} x llama.cpp" if "ratio" in r else "")
+def _gate(name: str, base: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    """Every row of y for the first and the last token has the reference's bits."""
+    some = sorted({0, len(x) - 1})
+    expected = np.resize(np.arange(len(base)), y.shape[1])
+    expected = reference.matmul(name, base, x[some])[:, expected]
+    wrong = np.argwhere(expected.view(np.int32) != y[some].view(np.int32))
+    if len(wrong):
+        t, n = wrong[0]
+        raise DifferenceError(
+            f"product with {name}, token {some[t]}, row {n}: found {y[some[t], n]!r}; the "
+            f"reference has {expected[t, n]!r}. "
+            "A wrong kernel gets no number: run the tests in tests/ops."
         )
 
 
+def llama(path: Path, tokens: list[int]) -> dict[int, float]:
+    """Seconds per product of llama.cpp's CPU backend by number of tokens, for LLAMA's shape.
+
+    Args:
+        path: its program test-backend-ops.
+    Raises: DeviceError if it cannot be run or says nothing about these tokens.
+    """
+    ns = "|".join(map(str, tokens))
+    pattern = f"type_a=q4_K,type_b=f32,m=4096,n=({ns}),k=14336,bs=.1,1.,nr=.1,1."
+    command = [str(path), "perf", "-b", "CPU", "-o", "MUL_MAT", "-p", pattern]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise DeviceError(f"{path}: {error.strerror}. Name llama.cpp's test-backend-ops.") from None
+    found = {int(n): float(us) / 1e6 for n, us in LLAMA_LINE.findall(ran.stdout)}
+    found = {T: found[T] for T in tokens if T in found}
+    if ran.returncode or not found:
+        raise DeviceError(
+            f"{path}: exit status {ran.returncode} and times for n = {sorted(found)}; n = {ns} of "
+            "q4_K 4096 x 14336 was asked for. A negative status is a signal: -4 means that the "
+            "build uses instructions this machine does not have."
+        )
+    return found
+
+
+def compare(results: list[dict[str, Any]], rounds: list[dict[int, float]]) -> list[dict[str, Any]]:
+    """llama.cpp's median per number of tokens, and the ratio of each of our results to it."""
+    out = []
+    for T in sorted(set.intersection(*map(set, rounds))):
+        time = statistics.median(r[T] for r in rounds)
+        weights = LLAMA["m"] * LLAMA["k"] / time / 1e9
+        ours = [r for r in results if r["T"] == T]
+        ratios = {f"{r['format']} {r['N']}x{r['K']}": r["gweights_per_s"] / weights for r in ours}
+        runs = [r[T] for r in rounds]
+        out.append(
+            {
+                **LLAMA,
+                "T": T,
+                "runs": runs,
+                "seconds": time,
+                "gweights_per_s": weights,
+                "gflop_per_s": 2 * T * weights,
+                "ratios": ratios,
+            }
+        )
+    return out
+
+
+def report(data: dict[str, Any]) -> str:
+    """The numbers as text; the JSON has all of them."""
+    where, read = data["machine"], data["read_gb_per_s"]
+    lines = [
+        f"{where['cpu']}, {where['target']}, {where['threads']} threads ({where['layer']}), "
+        f"pnrt {where['pnrt']}, numba {where['numba']}; reads {read:.1f} GB/s, "
+        f"load {where['load']:.1f} at the start",
+        f"{'format':7}{'N x K':>13}{'T':>5}{'median us':>11}{'min us':>10}{'spread':>8}"
+        f"{'GB/s':>7}{'/read':>6}{'GFLOP/s':>9}{'Gw/s':>7}{'quantize us':>13}",
+    ]
+    for r in data["results"]:
+        p = r["product"]
+        lines.append(
+            f"{r['format']:7}{r['N']:>6} x{r['K']:>6}{r['T']:>5}{1e6 * p['median']:>11.1f}"
+            f"{1e6 * p['min']:>10.1f}{p['spread']:>8.0%}{r['gb_per_s']:>7.1f}"
+            f"{r['read_ratio']:>6.2f}"
+            f"{r['gflop_per_s']:>9.0f}{r['gweights_per_s']:>7.2f}"
+            f"{1e6 * r['quantize']['median']:>13.1f}"
+        )
+    for r in data["results"]:
+        how = "loaded from the cache" if r["compiled_from_cache"] else "compiled"
+        lines.append(f"{r['format']} T={r['T']}: {how} in {r['compile_seconds']:.2f} s")
+    for r in data.get("llama", []):
+        lines.append(
+            f"llama.cpp q4_K 4096 x 14336 T={r['T']}: {1e6 * r['seconds']:.0f} us, "
+            f"{r['gweights_per_s']:.2f} Gw/s, {r['gflop_per_s']:.0f} GFLOP/s; pnrt / llama.cpp: "
+            + ", ".join(f"{name} {ratio:.2f}" for name, ratio in r["ratios"].items())
+        )
+    return "\n".join(lines)
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="perf.kernels", description=__doc__)
+    parser.add_argument("--formats", default="pn4t,pn3t")
+    parser.add_argument("--shapes", default="4096x14336,17408x5120", help="NxK,NxK")
+    parser.add_argument("--tokens", default="1,512")
+    parser.add_argument("--threads", type=int, default=jit.default_threads()[0])
+    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops; uses every CPU")
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args(words)
+    try:
+        a.formats = a.formats.split(",")
+        a.shapes = [tuple(int(n) for n in s.split("x")) for s in a.shapes.split(",")]
+        a.tokens = [int(t) for t in a.tokens.split(",")]
+    except ValueError:
+        parser.error("--shapes 4096x14336,17408x5120 and --tokens 1,512 are what is understood")
+    if any(len(s) != 2 or min(s) < 1 for s in a.shapes) or min(*a.tokens, a.threads, 1) < 1:
+        parser.error("shapes are NxK; sizes, tokens and threads are at least 1")
+    if unknown := set(a.formats) - set(FORMATS):
+        parser.error(f"no format {sorted(unknown)}; there are {', '.join(FORMATS)}")
+    if a.llama and a.threads != jit.default_threads()[0]:
+        parser.error("test-backend-ops uses every CPU: leave --threads away, or use taskset")
+    return a
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure, print; exit status 0, or 2 where something cannot be measured or is wrong."""
+    a = arguments(words)
+    load = os.getloadavg()[0]
+    try:
+        rounds = [llama(a.llama, a.tokens)] if a.llama else []
+        read = measure.read_bandwidth(a.threads)
+        results, skipped = [], []
+        for name in a.formats:
+            for N, K in a.shapes:
+                if K % FORMATS[name].block:
+                    skipped.append(f"{name} {N}x{K}: K is no multiple of {FORMATS[name].block}")
+                    continue
+                results += case(name, N, K, a.tokens, a.threads)
+        # before and after, so that a machine that changes its mind shows
+        rounds += [llama(a.llama, a.tokens)] if a.llama else []
+    except PnrtError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    for r in results:
+        r["read_ratio"] = r["gb_per_s"] * 1e9 / read
+    data: dict[str, Any] = {
+        "machine": measure.machine(a.threads, load),
+        "read_gb_per_s": read / 1e9,
+    }
+    data |= {"results": results, "skipped": skipped}
+    if rounds:
+        data["llama"] = compare(results, rounds)
+    for line in skipped:
+        print(f"skipped {line}", file=sys.stderr)
+    print(json.dumps(data, indent=1) if a.json else report(data))
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

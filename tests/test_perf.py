@@ -1,22 +1,149 @@
-"""The measuring scripts run and report; nothing here looks at a clock's reading."""
+"""The scripts in perf/: what they report and what they refuse; no time is judged."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
-from perf import kernels, model
+import numpy as np
+import pytest
 
-from .golden_models import path_of
+from perf import kernels, measure, model
+from pnrt import jit
+from pnrt.errors import DifferenceError
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "tests/golden/models/llama_s.f32.gguf"
+MACHINE = {"cpu", "target", "python", "pnrt", "numba", "llvmlite", "threads", "layer", "load"}
 
 
-def test_kernels(capsys):
-    kernels.main(["--formats", "pn4t", "--shapes", "32x128", "--tokens", "1,8", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert report["read_gb_per_s"] > 0
-    assert [row["T"] for row in report["results"]] == [1, 8]
-    assert all(row["gflops"] > 0 for row in report["results"])
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Nothing here is worth reading a gigabyte for, or 20 million weights per run."""
+    read = measure.read_bandwidth
+    monkeypatch.setattr(measure, "read_bandwidth", lambda threads: read(threads, 1 << 20))
+    monkeypatch.setattr(kernels, "RUN", 1)
 
 
-def test_model(capsys):
-    model.main([str(path_of("llama_s.f32")), "-p", "8", "-n", "3", "-r", "2", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert report["prompt_8"]["median"] > 0
-    assert report["generation_3"]["min"] <= report["generation_3"]["max"]
+def program(path, text):
+    """A program that prints a text, in place of one of llama.cpp's."""
+    path.write_text(f"#!/bin/sh\necho \"$@\" > '{path}.arguments'\ncat <<'END'\n{text}\nEND\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_kernels_report(capsys):
+    words = ["--formats", "pn4t,pn3t", "--shapes", "80x320,48x576", "--tokens", "1,9", "--json"]
+    assert kernels.main([*words, "--threads", "1"]) == 0
+    out = capsys.readouterr()
+    data = json.loads(out.out)
+    assert set(data["machine"]) >= MACHINE
+    assert data["read_gb_per_s"] > 0
+    cases = [(r["format"], r["N"], r["K"], r["T"]) for r in data["results"]]
+    shapes = [("pn4t", 80, 320), ("pn4t", 48, 576), ("pn3t", 80, 320)]
+    assert cases == [(*shape, t) for shape in shapes for t in (1, 9)]
+    assert data["skipped"] == ["pn3t 48x576: K is no multiple of 80"]
+    assert "skipped pn3t 48x576" in out.err
+    for r in data["results"]:
+        assert {"compile_seconds", "compiled_from_cache", "read_ratio"} <= set(r)
+        for clock in ("product", "quantize"):
+            assert 0 < r[clock]["min"] <= r[clock]["median"] <= r[clock]["max"]
+        weights = r["N"] * r["K"] / r["product"]["median"]
+        assert r["gweights_per_s"] * 1e9 == pytest.approx(weights)
+        assert r["gflop_per_s"] == pytest.approx(2 * r["T"] * r["gweights_per_s"])
+
+
+@pytest.mark.parametrize("token", [0, 8])
+def test_a_wrong_product_gets_no_number(monkeypatch, capsys, token):
+    gate = kernels._gate
+
+    def spoil(name, base, x, y):
+        y[token, 70] = np.nextafter(y[token, 70], np.float32(9))
+        gate(name, base, x, y)
+
+    monkeypatch.setattr(kernels, "_gate", spoil)
+    words = ["--formats", "pn4t", "--shapes", "80x320", "--tokens", "9", "--threads", "1"]
+    assert kernels.main(words) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert f"DifferenceError: product with pn4t, token {token}, row 70: found" in out.err
+    with pytest.raises(DifferenceError):
+        kernels.case("pn4t", 80, 320, [9], 1)
+
+
+def test_kernels_beside_llama(tmp_path, capsys):
+    line = "  MUL_MAT(type_a=q4_K,type_b=f32,m=4096,n={},k=14336,o=1): 41 runs - {} us/run - x"
+    fake = program(tmp_path / "ops", line.format(1, "2000.50") + "\n" + line.format(512, "9e9"))
+    words = ["--formats", "pn4t", "--shapes", "80x320", "--tokens", "1", "--json"]
+    assert kernels.main([*words, "--llama", str(fake)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    (beside,) = data["llama"]
+    assert beside["runs"] == pytest.approx([2000.5e-6] * 2)
+    assert beside["gweights_per_s"] == pytest.approx(4096 * 14336 / 2000.5e-6 / 1e9)
+    ratio = data["results"][0]["gweights_per_s"] / beside["gweights_per_s"]
+    assert beside["ratios"] == {"pn4t 80x320": pytest.approx(ratio)}
+    assert "-b CPU -o MUL_MAT -p type_a=q4_K" in Path(f"{fake}.arguments").read_text()
+    assert kernels.main([*words, "--llama", str(program(tmp_path / "no", "nothing"))]) == 2
+    assert kernels.main([*words, "--llama", str(tmp_path / "missing")]) == 2
+    assert "missing: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--shapes", "4096"],
+        ["--shapes", "axb"],
+        ["--tokens", "0"],
+        ["--formats", "q9"],
+        ["--threads", "0"],
+        ["--llama", "x", "--threads", str(jit.default_threads()[0] + 1)],
+    ],
+)
+def test_wrong_usage(words, capsys):
+    with pytest.raises(SystemExit) as exit:
+        kernels.main(words)
+    assert exit.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_model_report(tmp_path, capsys):
+    tests = [{"n_prompt": 8, "n_gen": 0, "avg_ts": 4.0}, {"n_prompt": 0, "n_gen": 3, "avg_ts": 2.0}]
+    fake = program(tmp_path / "bench", json.dumps(tests))
+    words = [str(TINY), "-p", "8", "-n", "3", "-r", "2", "--threads", "1"]
+    assert model.main([*words, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert set(alone["machine"]) >= MACHINE
+    assert [(r["name"], len(r["runs"])) for r in alone["tokens_per_second"]] == [
+        ("pp8", 2),
+        ("tg3", 2),
+    ]
+    assert "ratio" not in alone["tokens_per_second"][0]
+    assert model.main([*words, "--json", "--llama-bench", str(fake)]) == 0
+    both = json.loads(capsys.readouterr().out)
+    for run, theirs in zip(both["tokens_per_second"], (4.0, 2.0), strict=True):
+        assert run["llama"]["runs"] == [theirs] * 2
+        assert run["ratio"] == pytest.approx(run["median"] / theirs)
+    assert "-t 1 -r 1 -o json" in Path(f"{fake}.arguments").read_text()
+    assert model.main([*words, "--llama-bench", str(fake)]) == 0
+    assert "llama.cpp 4.0 on llama_s.f32.gguf" in capsys.readouterr().out
+
+
+def test_model_refusals(tmp_path, capsys):
+    words = [str(TINY), "-p", "2", "-n", "0", "-r", "1", "--threads", "1", "--llama-bench"]
+    assert model.main([str(tmp_path / "none.gguf")]) == 2
+    assert model.main([*words, str(program(tmp_path / "text", "not JSON"))]) == 2
+    assert "not the JSON of llama-bench" in capsys.readouterr().err
+    broken = program(tmp_path / "broken", "")
+    broken.write_text("#!/bin/sh\nkill -ILL $$\n")
+    assert model.main([*words, str(broken)]) == 2
+    assert "exit status -4" in capsys.readouterr().err
+
+
+def test_pnrt_does_not_know_perf():
+    code = (
+        "import sys, pkgutil, importlib, pnrt\n"
+        "for m in pkgutil.walk_packages(pnrt.__path__, 'pnrt.'):\n"
+        "    m.name.endswith('__main__') or importlib.import_module(m.name)\n"
+        "sys.exit('perf' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
