@@ -1,1 +1,1 @@
-
+"""Containers of weights: GGUF and cyb's .model."""

@@ -73,7 +73,12 @@ class MappedFile:
 
     def values(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """[stop - start, K] float32: some rows of a tensor, decoded and scaled."""
-        return self.tensor(name).format.decode(self.rows(name)[start:stop])
+        rows = self.rows(name)[start:stop]
+        return self.scaled(name, self.tensor(name).format.decode(rows), start)
+
+    def scaled(self, name: str, values: np.ndarray, start: int) -> np.ndarray:
+        """[n, K] float32 decoded values of the rows from `start` on, times the tensor's scale."""
+        return values
 
     def drop_pages(self, name: str) -> None:
         """Tell the system that a tensor's pages are no longer needed (they can be read again)."""

@@ -55,7 +55,7 @@ def write_gguf(
         stream.write(head)
         for plan, offset in zip(tensors, offsets, strict=True):
             stream.write(bytes(offset - stream.tell()))
-            for piece in _pieces(path, plan):
+            for piece in pieces(path, plan):
                 stream.write(piece)
                 if progress:
                     progress(stream.tell(), total)
@@ -164,7 +164,7 @@ def _check(path: Path, plan: TensorPlan, names: set[str]) -> None:
         )
 
 
-def _pieces(path: Path, plan: TensorPlan) -> Iterator[memoryview]:
+def pieces(path: Path, plan: TensorPlan) -> Iterator[memoryview]:
     """The tensor's pieces as bytes; FileError unless they add up to nbytes."""
     done = 0
     for piece in plan.data():

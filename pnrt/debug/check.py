@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pnrt.container.gguf import GGUFFile, TensorInfo, open_gguf
+from pnrt.container.kinds import open_any
+from pnrt.container.layout import TensorInfo
+from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue, Problem
 from pnrt.errors import FileError
 
@@ -49,7 +51,7 @@ def check_file(
     """Every finding of a file, container first, then tensor by tensor.
 
     Args:
-        extra_types: type ids mapped by hand, as in `open_gguf`.
+        extra_types: type ids mapped by hand, as in `open_any`.
         notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types.
         progress: called with (bytes done, bytes in all).
     Raises: FileError only if there is no file to read.
@@ -68,9 +70,10 @@ def iter_findings(
     path = Path(path)
     problems: list[Problem] = []
     try:
-        file = open_gguf(path, extra_types=extra_types, problems=problems)
+        file = open_any(path, extra_types=extra_types, problems=problems)
     except FileError as error:
-        if not path.is_file():
+        # without a problem in it there was no file to read
+        if not hasattr(error, "problem"):
             raise
         yield from map(_from_problem, problems)
         yield _from_problem(error.problem)
@@ -94,7 +97,7 @@ def iter_findings(
                     progress(done, total)
 
 
-def _steps(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[list[FileFinding], int]]:
+def _steps(file: MappedFile, info: TensorInfo) -> Iterator[tuple[list[FileFinding], int]]:
     """Findings and bytes covered, a chunk of rows at a time."""
     if info.format is None:
         yield [], info.nbytes
@@ -122,7 +125,7 @@ def _steps(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[list[FileFinding]
     file.drop_pages(info.name)
 
 
-def _texts(file: GGUFFile) -> Iterator[FileFinding]:
+def _texts(file: MappedFile) -> Iterator[FileFinding]:
     """String arrays are read lazily; a check reads them all."""
     for value in file.metadata.values():
         if isinstance(value, ArrayValue) and value.kind == "string":

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pnrt.container.gguf import GGUFFile, TensorInfo
+from pnrt.container.layout import TensorInfo
+from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue
 from pnrt.errors import FormatError
 
@@ -20,7 +21,7 @@ STEP = 16 << 20
 
 
 def file_view(
-    file: GGUFFile, *, hashes: bool = False, progress: Callable[[int, int], None] | None = None
+    file: MappedFile, *, hashes: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> dict:
     """The file as a dictionary: header, metadata, tensors, summary per type.
 
@@ -43,7 +44,7 @@ def file_view(
     elements, nbytes = sum(i.elements for i in infos), sum(i.nbytes for i in infos)
     return {
         "path": str(file.path),
-        "container": "gguf",
+        "container": file.container,
         "version": file.version,
         "size": file.size,
         "alignment": file.alignment,
@@ -91,7 +92,7 @@ def type_rows(infos: list[TensorInfo]) -> list[dict]:
     return sorted(types.values(), key=lambda row: -row["bytes"])
 
 
-def tensor_view(file: GGUFFile, name: str) -> dict:
+def tensor_view(file: MappedFile, name: str) -> dict:
     """One tensor: its line, the statistics of its values and, where it has codes, their counts.
 
     Adds: min, max, mean, rms, zeros, nonfinite; for formats with scales zero_scales (groups that
@@ -106,7 +107,7 @@ def tensor_view(file: GGUFFile, name: str) -> dict:
     step = max(1, STEP // (8 * info.columns))
     for start in range(0, info.rows, step):
         part = rows[start : start + step]
-        values = info.format.decode(part)
+        values = file.values(name, start, start + step)
         finite = values[np.isfinite(values)].astype(np.float64)
         bad += values.size - finite.size
         zeros += int(np.count_nonzero(finite == 0))
@@ -133,7 +134,7 @@ def tensor_view(file: GGUFFile, name: str) -> dict:
     return view
 
 
-def block_view(file: GGUFFile, name: str, row: int, block: int) -> dict:
+def block_view(file: MappedFile, name: str, row: int, block: int) -> dict:
     """One block of a tensor: its bytes, scales, codes and values.
 
     Returns: row, block, offset (absolute byte), hex, bits_per_weight, first (index of the first
@@ -152,10 +153,10 @@ def block_view(file: GGUFFile, name: str, row: int, block: int) -> dict:
                 f"{file.path}: {name}: {what} {index} was asked for; the tensor has {count} "
                 f"({info.rows} rows of {blocks} blocks, counted from 0). Choose one of these."
             )
-    return _block(info, rows, row, block) | {"tensor": name, "type": info.type_name}
+    return _block(file, info, rows, row, block) | {"tensor": name, "type": info.type_name}
 
 
-def _block(info: TensorInfo, rows: np.ndarray, row: int, block: int) -> dict:
+def _block(file: MappedFile, info: TensorInfo, rows: np.ndarray, row: int, block: int) -> dict:
     kind = info.format
     raw = rows[row : row + 1, block * kind.nbytes : (block + 1) * kind.nbytes]
     parts = kind.parts(raw) if kind.group else None
@@ -170,7 +171,7 @@ def _block(info: TensorInfo, rows: np.ndarray, row: int, block: int) -> dict:
         "scales": None if parts is None else _numbers(parts.scale),
         "offsets": None if parts is None or parts.offset is None else _numbers(parts.offset),
         "codes": None if parts is None else parts.codes[0].tolist(),
-        "values": _numbers(kind.decode(raw)),
+        "values": _numbers(file.scaled(info.name, kind.decode(raw), row)),
         "findings": [
             {"byte": bad.byte, "found": bad.found, "allowed": bad.allowed}
             for bad in kind.findings(raw)
@@ -186,7 +187,7 @@ def parse_block(text: str) -> tuple[int, int]:
     return int(row), int(block)
 
 
-def _pieces(file: GGUFFile, info: TensorInfo) -> Iterator[np.ndarray]:
+def _pieces(file: MappedFile, info: TensorInfo) -> Iterator[np.ndarray]:
     data = file.data(info.name)
     for start in range(0, len(data), STEP):
         yield data[start : start + STEP]
@@ -195,7 +196,7 @@ def _pieces(file: GGUFFile, info: TensorInfo) -> Iterator[np.ndarray]:
 
 def _value(value) -> dict:
     """A metadata value for JSON: arrays are cut, non-finite floats become text."""
-    if isinstance(value, ArrayValue):
+    if isinstance(value, ArrayValue | list):
         return {"value": [_plain(v) for v in value[:SHOWN]], "length": len(value)}
     return {"value": _plain(value)}
 
@@ -205,8 +206,10 @@ def _numbers(array: np.ndarray) -> list:
 
 
 def _plain(value):
-    # JSON has no NaN and no infinity
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN and no infinity, and TOML has dates
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
 
 
 def _bits(nbytes: int, elements: int) -> float | None:
