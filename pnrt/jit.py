@@ -311,9 +311,12 @@ def _start(threads: int):
     if "region" not in _started:
         if not parallel._is_initialized:
             numba.config.NUMBA_NUM_THREADS = max(numba.config.NUMBA_NUM_THREADS, threads)
+            # numba launches as many as it read when it was imported
+            parallel.NUM_THREADS = numba.config.NUMBA_NUM_THREADS
             if numba.config.THREADING_LAYER == "default":
                 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
         region = _build_region()
+        parallel._launch_threads()
         region.compile("void(int64[:,::1], int64, int64)")
         _started.update(region=region, pid=os.getpid())
     if _started["pid"] != os.getpid():
@@ -388,13 +391,15 @@ class Script:
     def run(self, threads: int, start: int = 0, stop: int | None = None) -> None:
         """Run calls[start:stop] on `threads` threads; returns when all of them are done."""
         import numba
+        from numba.np.ufunc import parallel
 
         if self._table is None:
             self.compile()
         with _lock:
             region = _start(threads)
             before = numba.get_num_threads()
-            numba.set_num_threads(threads)
+            # not numba.set_num_threads: it knows only the limit of the time numba was imported
+            parallel._set_num_threads(threads)
             try:
                 if threads > 1 and numba.threading_layer() == "tbb":
                     raise DeviceError(
@@ -405,7 +410,7 @@ class Script:
                 self._counter[0] = 0
                 region(self._table[start:stop], threads, address(self._counter))
             finally:
-                numba.set_num_threads(before)
+                parallel._set_num_threads(before)
 
 
 def run(kernel: Kernel, *values, threads: int) -> None:

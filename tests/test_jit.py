@@ -165,7 +165,6 @@ def test_results_do_not_depend_on_the_thread_count():
     assert python(SEVEN_ONE_TWO, NUMBA_NUM_THREADS="7") == "3"
 
 
-@pytest.mark.xfail(reason="numba checks set_num_threads against the limit of its own import")
 def test_more_threads_than_cores_without_a_setting():
     assert python(SEVEN_ONE_TWO, NUMBA_NUM_THREADS="2") == "3"
 
