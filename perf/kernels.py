@@ -121,13 +121,16 @@ def llama(path: Path, tokens: list[int]) -> dict[int, float]:
 
 
 def compare(results: list[dict[str, Any]], rounds: list[dict[int, float]]) -> list[dict[str, Any]]:
-    """llama.cpp's median per number of tokens, and the ratio of each of our results to it."""
+    """llama.cpp's median per number of tokens, and the ratio of each of our results to it.
+
+    The ratio is of weights per second, which at the same T is that of GFLOP/s.
+    """
     out = []
     for T in sorted(set.intersection(*map(set, rounds))):
         time = statistics.median(r[T] for r in rounds)
         weights = LLAMA["m"] * LLAMA["k"] / time / 1e9
         ours = [r for r in results if r["T"] == T]
-        ratios = {f"{r['format']} {r['N']}x{r['K']}": r["gweights_per_s"] / weights for r in ours}
+        ratios = {f"{r['format']} {r['N']}x{r['K']}": _whole(r) / weights for r in ours}
         runs = [r[T] for r in rounds]
         out.append(
             {
@@ -141,6 +144,11 @@ def compare(results: list[dict[str, Any]], rounds: list[dict[int, float]]) -> li
             }
         )
     return out
+
+
+def _whole(r: dict[str, Any]) -> float:
+    """Weights per nanosecond with the activations' quantization, which llama.cpp's time has too."""
+    return r["N"] * r["K"] / (r["product"]["median"] + r["quantize"]["median"]) / 1e9
 
 
 def report(data: dict[str, Any]) -> str:
