@@ -187,10 +187,16 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--formats", default="pn4t,pn3t")
     parser.add_argument("--shapes", default="4096x14336,17408x5120", help="NxK,NxK")
     parser.add_argument("--tokens", default="1,512")
-    parser.add_argument("--threads", type=int, default=jit.default_threads()[0])
-    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops; uses every CPU")
+    parser.add_argument("--threads", type=int, help="with --llama: half the CPUs, as it takes")
+    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args(words)
+    # test-backend-ops runs on half the machine's CPUs and cannot be told otherwise
+    half = max(1, (os.cpu_count() or 1) // 2)
+    if a.llama and a.threads not in (None, half):
+        parser.error(f"test-backend-ops uses {half} threads here: leave --threads away")
+    if a.threads is None:
+        a.threads = half if a.llama else jit.default_threads()[0]
     try:
         a.formats = a.formats.split(",")
         a.shapes = [tuple(int(n) for n in s.split("x")) for s in a.shapes.split(",")]
@@ -201,8 +207,6 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
         parser.error("shapes are NxK; sizes, tokens and threads are at least 1")
     if unknown := set(a.formats) - set(FORMATS):
         parser.error(f"no format {sorted(unknown)}; there are {', '.join(FORMATS)}")
-    if a.llama and a.threads != jit.default_threads()[0]:
-        parser.error("test-backend-ops uses every CPU: leave --threads away, or use taskset")
     return a
 
 
