@@ -42,7 +42,11 @@ def case(name: str, N: int, K: int, tokens: list[int], threads: int) -> list[dic
     base = form.quantize(rng.standard_normal((min(N, ROWS), K)).astype(np.float32))
     rows = np.resize(base, (N, base.shape[1]))
     weight = backend.open("cpu", threads).pack(name, rows, K)
-    return [_time(weight, base, T, threads, rng) for T in tokens]
+    read = measure.read_bandwidth(threads, weight.nbytes) / 1e9
+    results = [_time(weight, base, T, threads, rng) for T in tokens]
+    for r in results:
+        r |= {"read_gb_per_s": read, "read_ratio": r["gb_per_s"] / read}
+    return results
 
 
 def _time(weight: pack.Weight, base: np.ndarray, T: int, threads: int, rng) -> dict[str, Any]:
@@ -156,7 +160,7 @@ def report(data: dict[str, Any]) -> str:
     where, read = data["machine"], data["read_gb_per_s"]
     lines = [
         f"{where['cpu']}, {where['target']}, {where['threads']} threads ({where['layer']}), "
-        f"pnrt {where['pnrt']}, numba {where['numba']}; reads {read:.1f} GB/s, "
+        f"pnrt {where['pnrt']}, numba {where['numba']}; reads {read:.1f} GB/s from memory, "
         f"load {where['load']:.1f} at the start",
         f"{'format':7}{'N x K':>13}{'T':>5}{'median us':>11}{'min us':>10}{'spread':>8}"
         f"{'GB/s':>7}{'/read':>6}{'GFLOP/s':>9}{'Gw/s':>7}{'quantize us':>13}",
@@ -229,8 +233,6 @@ def main(words: list[str] | None = None) -> int:
     except PnrtError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    for r in results:
-        r["read_ratio"] = r["gb_per_s"] * 1e9 / read
     data: dict[str, Any] = {
         "machine": measure.machine(a.threads, load),
         "read_gb_per_s": read / 1e9,

@@ -21,7 +21,7 @@ MACHINE = {"cpu", "target", "python", "pnrt", "numba", "llvmlite", "threads", "l
 def small(monkeypatch):
     """Nothing here is worth reading a gigabyte for, or 20 million weights per run."""
     read = measure.read_bandwidth
-    monkeypatch.setattr(measure, "read_bandwidth", lambda threads: read(threads, 1 << 20))
+    monkeypatch.setattr(measure, "read_bandwidth", lambda threads, nbytes=0: read(threads, 1 << 20))
     monkeypatch.setattr(kernels, "RUN", 1)
 
 
@@ -45,7 +45,7 @@ def test_kernels_report(capsys):
     assert data["skipped"] == ["pn3t 48x576: K is no multiple of 80"]
     assert "skipped pn3t 48x576" in out.err
     for r in data["results"]:
-        assert {"compile_seconds", "compiled_from_cache", "read_ratio"} <= set(r)
+        assert {"compile_seconds", "compiled_from_cache", "read_ratio", "read_gb_per_s"} <= set(r)
         for clock in ("product", "quantize"):
             assert 0 < r[clock]["min"] <= r[clock]["median"] <= r[clock]["max"]
         weights = r["N"] * r["K"] / r["product"]["median"]
