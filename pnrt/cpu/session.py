@@ -372,13 +372,15 @@ class CpuSession:
 
     def _run(self, part: str, count: int) -> None:
         self._script(part, count).run(self.threads)
-        for step, flag in self._flags:
-            if flag[0]:
+        bad = [step for step, flag in self._flags if flag[0]]
+        if bad:
+            # one bad value spreads to later steps: the first names the cause, and all start clean
+            for _, flag in self._flags:
                 flag[0] = 0
-                raise ModelError(
-                    f"{step}: an input is NaN, infinite or too large for 8-bit activations, at "
-                    f"position {self.position} or after it. `pnrt check` tests the file's weights"
-                )
+            raise ModelError(
+                f"{bad[0]}: an input is NaN, infinite or too large for 8-bit activations, at "
+                f"position {self.position} or after it. `pnrt check` tests the file's weights"
+            )
 
     def reset(self) -> None:
         """Forget every token."""
