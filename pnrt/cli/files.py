@@ -1,0 +1,96 @@
+"""Look into files: inspect, check, compare, and the table of formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnrt.cli.app import app
+from pnrt.cli.options import File, Json
+from pnrt.cli.output import progress, show
+from pnrt.errors import FormatError
+
+
+@app.command()
+def inspect(
+    file: File,
+    tensor: Annotated[str | None, typer.Option(metavar="NAME", help="look at one tensor")] = None,
+    block: Annotated[
+        str | None, typer.Option(metavar="ROW,BLOCK", help="and at one of its blocks")
+    ] = None,
+    hashes: Annotated[bool, typer.Option("--hash", help="sha256 of every tensor")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a file: keys and tensors, one tensor, or one block byte by byte."""
+    from pnrt.container.gguf import open_gguf
+    from pnrt.debug.inspect import block_view, file_view, parse_block, tensor_view
+    from pnrt.screen import files as screen
+
+    if block and tensor is None:
+        raise FormatError("--block needs --tensor: a block belongs to a tensor. Name it.")
+    with open_gguf(file) as opened, progress() as tell:
+        if block:
+            view = block_view(opened, tensor, *parse_block(block))
+            shown = screen.block_screen
+        elif tensor is not None:
+            view, shown = tensor_view(opened, tensor), screen.tensor_screen
+        else:
+            view = file_view(
+                opened, hashes=hashes, progress=lambda done, total: tell("hashing", done, total)
+            )
+            shown = screen.file_screen
+    show(as_json, view, lambda: shown(view))
+
+
+@app.command()
+def check(file: File, as_json: Json = False) -> None:
+    """Find everything that is wrong with a file; exit status 1 if anything is."""
+    from pnrt.debug.check import FileFinding, check_file
+    from pnrt.screen import files as screen
+
+    notes: list[FileFinding] = []
+    with progress() as tell:
+        found = check_file(
+            file, notes=notes, progress=lambda done, total: tell("checking", done, total)
+        )
+    result = {"file": file, "findings": found, "notes": notes}
+    show(as_json, result, lambda: screen.check_screen(result))
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A")],
+    b: Annotated[Path, typer.Argument(metavar="B")],
+    as_json: Json = False,
+) -> None:
+    """Compare two files: keys, tensors, types, weights; exit status 1 if anything differs."""
+    from pnrt.debug.compare import compare_files
+    from pnrt.screen import files as screen
+
+    with progress() as tell:
+        result = compare_files(a, b, tell)
+    show(as_json, result, lambda: screen.compare_screen(result))
+    raise typer.Exit(0 if result["equal"] else 1)
+
+
+@app.command()
+def formats(
+    error: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="measure each format on this model")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="also write the screen as an SVG file")] = None,
+    as_json: Json = False,
+) -> None:
+    """The table of weight formats."""
+    from pnrt.debug.survey import format_errors, format_rows
+    from pnrt.screen import files as screen
+
+    rows = format_rows()
+    if error:
+        with progress() as tell:
+            measured = format_errors(error, tell)
+        rows = [{**row, "relative_rms": measured.get(row["name"])} for row in rows]
+    show(as_json, rows, lambda: screen.formats_table(rows), svg)

@@ -1,0 +1,25 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")]
+Json = Annotated[bool, typer.Option("--json", help="write JSON instead of a table")]
+Threads = Annotated[int | None, typer.Option(min=1, help="default: what the machine allows")]
+Activations = Annotated[str, typer.Option(help="q8_0 or f32: how products see their input")]
+Cache = Annotated[str, typer.Option("--kv", help="f16 or f32: how keys and values are kept")]
+Chunk = Annotated[int, typer.Option(min=1, help="prompt tokens per step; changes no result")]
+Rotation = Annotated[
+    str | None, typer.Option(help="`none` for a PN file that does not say if it is rotated")
+]
+Context = Annotated[int | None, typer.Option(min=1, help="tokens to make room for")]
+Temperature = Annotated[float, typer.Option("--temp", min=0, help="0 takes the likeliest token")]
+TopK = Annotated[int, typer.Option(min=0, help="0: off")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="1: off")]
+MinP = Annotated[float, typer.Option(min=0, max=1, help="0: off")]
+Seed = Annotated[int | None, typer.Option(help="the same seed gives the same text")]
+Prompt = Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT")]

@@ -1,0 +1,174 @@
+"""Use a model: run, chat, tokenize, logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pnrt.cli.app import app
+from pnrt.cli.loading import load, naming, sampling
+from pnrt.cli.options import (
+    Activations,
+    Cache,
+    Chunk,
+    Context,
+    File,
+    Json,
+    MinP,
+    Prompt,
+    Rotation,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
+from pnrt.cli.output import ask, show, show_json, speeds, write
+from pnrt.errors import ModelError
+
+if TYPE_CHECKING:
+    from pnrt.generate import Model
+
+
+@app.command()
+def run(
+    file: File,
+    prompt: Prompt,
+    n: Annotated[int, typer.Option("-n", min=0, help="tokens to write at most")] = 128,
+    temp: Temperature = 0.8,
+    top_k: TopK = 40,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.05,
+    seed: Seed = None,
+    threads: Threads = None,
+    activations: Activations = "q8_0",
+    kv: Cache = "f16",
+    chunk: Chunk = 512,
+    context: Context = None,
+    rotation: Rotation = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text; special tokens in it are understood."""
+    from pnrt.stream import Answer
+
+    with load(file, threads, activations, kv, rotation, context) as model:
+        tokens = model.tokenizer.encode(prompt, parse_special=True)
+        answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
+        for piece in answer:
+            if not as_json:
+                write(piece)
+    if as_json:
+        show_json(answer.report())
+        return
+    write("\n")
+    speeds(answer)
+
+
+@app.command()
+def chat(
+    file: File,
+    system: Annotated[str | None, typer.Option(help="the system message")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="tokens per answer at most")] = 512,
+    temp: Temperature = 0.8,
+    top_k: TopK = 40,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.05,
+    seed: Seed = None,
+    threads: Threads = None,
+    activations: Activations = "q8_0",
+    kv: Cache = "f16",
+    context: Context = None,
+    rotation: Rotation = None,
+) -> None:
+    """Talk with a model: one line per message, an empty line or end of input leaves."""
+    from pnrt.stream import Answer, chat_tokens
+
+    messages = [{"role": "system", "content": system}] if system else []
+    sampler = sampling(temp, top_k, top_p, min_p, seed)
+    seen: list[int] = []
+    with load(file, threads, activations, kv, rotation, context) as model:
+        while line := ask("> "):
+            messages.append({"role": "user", "content": line})
+            tokens = chat_tokens(model, messages)
+            # what the model holds is not read again, unless the template rewrote the past
+            if tokens[: len(seen)] != seen or len(tokens) == len(seen):
+                seen = []
+                model.reset()
+            answer = Answer(model, tokens[len(seen) :], n, sampler)
+            for piece in answer:
+                write(piece)
+            write("\n")
+            speeds(answer)
+            messages.append({"role": "assistant", "content": answer.text})
+            seen = (tokens + answer.ids)[: model.position]
+
+
+@app.command()
+def tokenize(
+    file: File,
+    text: Annotated[str, typer.Argument(metavar="TEXT")],
+    special: Annotated[bool, typer.Option(help="understand special tokens in the text")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how a text becomes tokens."""
+    from pnrt.container.gguf import open_gguf
+    from pnrt.screen import models as screen
+    from pnrt.text.tokenizer import Tokenizer
+
+    with open_gguf(file) as opened, naming(file):
+        tokenizer = Tokenizer.from_metadata(opened.metadata)
+    rows = [
+        {"id": i, "token": tokenizer.token(i), "bytes": tokenizer.token_bytes(i).hex()}
+        for i in tokenizer.encode(text, parse_special=special)
+    ]
+    show(as_json, rows, lambda: screen.tokens_table(rows))
+
+
+@app.command()
+def logits(
+    file: File,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz")],
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT")] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="1,2,3", help="ids, instead of -p")] = None,
+    all_positions: Annotated[bool, typer.Option("--all", help="every position's logits")] = False,
+    threads: Threads = None,
+    activations: Activations = "q8_0",
+    kv: Cache = "f16",
+    chunk: Chunk = 512,
+    rotation: Rotation = None,
+) -> None:
+    """Write float32 logits: keys `tokens` [T] int32, `logits` [V] or with --all [T, V]."""
+    import numpy as np
+
+    from pnrt.container.writer import atomic
+
+    if (prompt is None) == (tokens is None):
+        raise ModelError("logits needs -p TEXT or --tokens IDS, and only one of them.")
+    text = prompt is not None
+    with load(file, threads, activations, kv, rotation, None, text) as model:
+        ids = _ids(tokens) if prompt is None else model.tokenizer.encode(prompt, parse_special=True)
+        _fits(model, ids)
+        values = model.eval(ids, chunk=chunk, all=all_positions)
+        with atomic(out) as stream:
+            np.savez(stream, tokens=np.array(ids, np.int32), logits=np.asarray(values, np.float32))
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ModelError(
+            f"--tokens {text}: whole numbers with commas between are needed."
+        ) from None
+
+
+def _fits(model: Model, ids: list[int]) -> None:
+    from pnrt.stream import context
+
+    if not 0 < len(ids) <= context(model):
+        raise ModelError(f"{len(ids)} tokens; 1 to {context(model)} fit the context.")
+    bad = [i for i in ids if not 0 <= i < model.config.vocab_size]
+    if bad:
+        raise ModelError(f"token {bad[0]}: ids are 0 to {model.config.vocab_size - 1}.")

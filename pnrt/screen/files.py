@@ -1,0 +1,151 @@
+"""Screens about files: their contents, faults and differences, and the table of formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.containers import Renderables
+from rich.markup import escape
+from rich.text import Text
+
+from pnrt.screen.parts import Renderable, bar, bits, facts, group, number, shape, short, size, table
+
+
+def file_screen(view: dict[str, Any]) -> Renderable:
+    """A file: header, keys, tensors, types."""
+    keys = table("key", "type", "value*")
+    for row in view["metadata"]:
+        value = row["value"]
+        if "length" in row:
+            inside = ", ".join(str(v) for v in value)
+            value = f"[{inside}{', ...' if row['length'] > len(value) else ''}] {row['length']}"
+        text = str(value)
+        keys.add_row(
+            escape(row["key"]), row["type"],
+            escape(text if len(text) <= 120 else f"{text[:117]}...").replace("\n", "\\n"),
+        )  # fmt: skip
+    tensors = table("tensor", "shape", "type", "offset", "bytes", right=(1, 3, 4))
+    hashed = view["tensors"] and "sha256" in view["tensors"][0]
+    if hashed:
+        tensors.add_column("sha256", no_wrap=True)
+    for t in view["tensors"]:
+        cells = [escape(t["name"]), shape(t["shape"]), t["type"], f"{t['offset']:#x}"]
+        cells += [str(t["bytes"])] + ([t["sha256"]] if hashed else [])
+        tensors.add_row(*cells, style=None if t["known"] else "yellow")
+    types = table("type", "tensors", "weights", "bytes", "bits/weight", right=(1, 2, 3, 4))
+    for r in view["types"]:
+        types.add_row(
+            r["type"], str(r["tensors"]), str(r["elements"]), str(r["bytes"]),
+            bits(r["bits_per_weight"]),
+        )  # fmt: skip
+    head = (
+        f"{view['path']}: GGUF {view['version']}, {size(view['size'])}, "
+        f"{bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}"
+    )
+    notes = [Text(note, style="yellow") for note in view["notes"]]
+    return group(Text(head), keys, tensors, types, *notes)
+
+
+def tensor_screen(view: dict[str, Any]) -> Renderable:
+    """One tensor: its place, the spread of its values, how often each code occurs."""
+    rows = [
+        ("tensor", view["name"]),
+        ("shape", shape(view["shape"])),
+        ("type", f"{view['type']}, {bits(view['bits_per_weight'])} bits per weight"),
+        ("bytes", f"{view['bytes']} from {view['offset']:#x}"),
+        ("values", f"{short(view['min'])} to {short(view['max'])}"),
+        ("mean, rms", f"{short(view['mean'])}, {short(view['rms'])}"),
+        ("zeros", f"{view['zeros']}, not finite: {view['nonfinite']}"),
+    ]
+    if "codes" not in view:
+        return facts(rows)
+    rows.append(("empty groups", view["zero_scales"]))
+    total = sum(count for _, count in view["codes"]) or 1
+    most = max((count for _, count in view["codes"]), default=1)
+    out = table("code", "share", "", right=(0, 1))
+    for code, count in view["codes"]:
+        bar = Text("▇" * round(40 * count / most), style="cyan")
+        out.add_row(str(code), f"{100 * count / total:.2f} %", bar)
+    return group(facts(rows), out)
+
+
+def block_screen(view: dict[str, Any]) -> Renderable:
+    """One block: bytes, scales, codes and the values they make, eight to a line."""
+    raw = view["hex"]
+    dump = [raw[i : i + 32] for i in range(0, len(raw), 32)]
+    lines = [" ".join(line[i : i + 2] for i in range(0, len(line), 2)) for line in dump]
+    rows = [
+        ("tensor", f"{view['tensor']}, {view['type']}"),
+        ("block", f"row {view['row']} block {view['block']}, byte {view['offset']:#x}"),
+        ("bytes", "\n".join(lines)),
+    ]
+    if view["scales"] is not None:
+        rows.append((f"scales per {view['group']}", ", ".join(short(v) for v in view["scales"])))
+    if view["offsets"] is not None:
+        rows.append(("offsets", ", ".join(short(v) for v in view["offsets"])))
+    out = table("weight", *(f"+{i}" for i in range(8)), right=range(9))
+    for start in range(0, len(view["values"]), 8):
+        codes = (view["codes"] or [])[start : start + 8]
+        if codes:
+            out.add_row(str(view["first"] + start), *(str(c) for c in codes), style="cyan")
+        values = view["values"][start : start + 8]
+        out.add_row("" if codes else str(view["first"] + start), *(short(v) for v in values))
+    bad = [
+        Text(f"byte {f['byte']}: {f['found']}; {f['allowed']}", style="red")
+        for f in view["findings"]
+    ]
+    return group(facts(rows), out, *bad)
+
+
+def check_screen(result: dict[str, Any]) -> Renderable:
+    """Findings, one line each, then what is odd but not wrong."""
+    parts: list[Renderable] = [Text(str(f), style="red") for f in result["findings"]]
+    parts += [Text(f"note: {n}", style="yellow") for n in result["notes"]]
+    count = len(result["findings"])
+    last = f"{count} finding{'s' * (count != 1)}" if count else "nothing is wrong"
+    return group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
+
+
+def compare_screen(result: dict[str, Any]) -> Renderable:
+    """What differs between two files; equal tensors are counted only."""
+    parts: list[Renderable] = []
+    if result["metadata"]:
+        out = table("key", "A*", "B*")
+        for row in result["metadata"]:
+            out.add_row(row["key"], *(escape(str(row[s] or "-")) for s in ("a", "b")))
+        parts.append(out)
+    apart = [t for t in result["tensors"] if t.kind != "same"]
+    if apart:
+        columns = ("tensor", "", "A", "B", "relative RMS", "max", "ulp", "first block")
+        out = table(*columns, right=(4, 5, 6, 7))
+        for t in apart:
+            numbers = ("", "", "", "")
+            if t.first:
+                row, block = t.first
+                numbers = (
+                    f"{t.relative_rms:.5f}", f"{t.max_error:.4g}", str(t.ulp), f"{row},{block}"
+                )  # fmt: skip
+            out.add_row(t.name, t.kind, t.a, t.b, *numbers)
+        parts.append(out)
+    same = len(result["tensors"]) - len(apart)
+    parts.append(Text(f"{same} of {len(result['tensors'])} tensors are the same bytes"))
+    return Renderables(parts)
+
+
+def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
+    """Every format; with measured errors a bar for each."""
+    measured = any(row.get("relative_rms") is not None for row in rows)
+    columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align", "cpu"]
+    out = table(*columns, "relative RMS" if measured else "what it is*", right=(1, 2, 3, 4, 5, 6))
+    worst = max((row.get("relative_rms") or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        last: Renderable = escape(row["title"])
+        if measured:
+            last = bar(row.get("relative_rms"), worst)
+        out.add_row(
+            row["name"], number(row["id"]), f"{row['bits_per_weight']:.4g}", str(row["block"]),
+            str(row["bytes"]), number(row["group"] or None), str(row["align"]),
+            "yes" if row["cpu"] else "-", last,
+        )  # fmt: skip
+    return out
