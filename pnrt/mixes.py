@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pnrt.errors import FormatError
+from pnrt.formats import FORMATS
+
+# matrices that no product reads: convolution taps and the gates of expert layers
+_KEPT = re.compile(r"(_norm|conv1d|ffn_gate_inp|rope_freqs|position_embd)")
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is the weight matrix of a product (or of a look-up); only those change."""
+    return len(shape) == 2 and name.endswith(".weight") and not _KEPT.search(name)
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,20 @@ class Mix:
             if re.search(pattern, name):
                 return formats
         return self.ends if name in ("token_embd.weight", "output.weight") else self.matrix
+
+    def choose(self, name: str, k: int) -> tuple[str, str]:
+        """(format, why) for the matrix `name` with k columns; FormatError if none divides k."""
+        skipped = []
+        for target in self.formats(name):
+            if target in FORMATS and k % FORMATS[target].block == 0:
+                return target, "; ".join(skipped) or "mix"
+            if target in FORMATS:
+                skipped.append(f"K = {k} is no multiple of {target}'s {FORMATS[target].block}")
+            else:
+                skipped.append(f"this version does not write {target}")
+        raise FormatError(
+            f"{name}: no format of the mix ({', '.join(self.formats(name))}) takes K = {k}."
+        )
 
 
 _PN3 = ("pn3t", "pn4t", "q8_0", "f16")

@@ -20,8 +20,9 @@ import numpy as np
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
-from pnrt.mixes import MIXES, Mix
-from pnrt.models.rotation import read_rotation
+from pnrt.mixes import MIXES, Mix, is_matrix
+from pnrt.models.rotate import choose_rotation, rotate_rows, rotation_keys
+from pnrt.models.rotation import PN_FORMATS, Rotation, read_rotation
 
 if TYPE_CHECKING:
     from pnrt.container.gguf import GGUFFile, TensorInfo
@@ -31,13 +32,17 @@ Progress = Callable[[str, int, int], None]
 # weights decoded at a time: 4 million float32 are 16 MB
 CHUNK = 1 << 22
 
-# matrices that no product reads: convolution taps and the gates of expert layers
-_KEPT = re.compile(r"(_norm|conv1d|ffn_gate_inp|rope_freqs|position_embd)")
+ROTATION_KEYS = ("pnrt.rotation.", "prism.hadamard.")
+_REPLACED = ("general.file_type", "general.quantization_version")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one tensor. shape is row-major; source and target are format names."""
+    """What happens to one tensor.
+
+    shape is row-major; source and target are format names; block: of the rotation its rows get
+    before they are quantized, 0 for none.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,16 +51,17 @@ class Decision:
     reason: str
     source_bytes: int
     target_bytes: int
+    block: int = 0
 
     @property
     def kept(self) -> bool:
         """True where the bytes are copied."""
-        return self.source == self.target
+        return self.source == self.target and not self.block
 
 
 @dataclass
 class TensorReport:
-    """How far a written tensor is from its source.
+    """How far a written tensor is from its source (the rotated one where it is rotated).
 
     Attributes:
         relative_rms: sqrt(sum (y - x)^2 / sum x^2); 0 for an all-zero tensor.
@@ -90,13 +96,19 @@ class TensorReport:
             self.worst_block = (first_row + int(row), int(column), relative)
 
 
-def plan(file: GGUFFile, mix: str, overrides: Sequence[tuple[str, str]] = ()) -> list[Decision]:
+def plan(
+    file: GGUFFile,
+    mix: str,
+    overrides: Sequence[tuple[str, str]] = (),
+    rotation: Rotation | None = None,
+) -> list[Decision]:
     """Decide the format of every tensor, in file order.
 
     Args:
         file: an open GGUF file.
         mix: a name in MIXES.
         overrides: (regex, format) pairs; the first whose regex matches somewhere in the name wins.
+        rotation: the one to apply, see models.rotate.choose_rotation.
     Returns:
         one Decision per tensor.
     Raises:
@@ -108,7 +120,11 @@ def plan(file: GGUFFile, mix: str, overrides: Sequence[tuple[str, str]] = ()) ->
         raise ModelError(f"--mix {mix}: no such mix. pnrt has {', '.join(MIXES)}.")
     rules = [_rule(pattern, name) for pattern, name in overrides]
     used: set[str] = set()
-    decisions = [_decide(file, info, MIXES[mix], rules, used) for info in file.tensors.values()]
+    rotation = rotation or Rotation()
+    decisions = [
+        _decide(file, info, MIXES[mix], rules, used, rotation.block_of(info.name, info.columns))
+        for info in file.tensors.values()
+    ]
     for pattern, name in rules:
         if pattern.pattern not in used:
             raise ModelError(
@@ -135,13 +151,14 @@ def _decide(
     mix: Mix,
     rules: list[tuple[re.Pattern[str], str]],
     used: set[str],
+    block: int,
 ) -> Decision:
     source = info.type_name
 
     def keep(reason: str) -> Decision:
         return Decision(info.name, info.shape, source, source, reason, info.nbytes, info.nbytes)
 
-    if len(info.shape) != 2 or not info.name.endswith(".weight") or _KEPT.search(info.name):
+    if not is_matrix(info.name, info.shape):
         return keep("not the matrix of a product")
     if info.format is None:
         raise FormatError(
@@ -161,25 +178,13 @@ def _decide(
             target, reason = name, f"--tensor-type {pattern.pattern}"
             break
     if target is None:
-        target, reason = _first_that_divides(info.name, k, mix)
-    if target == source:
+        target, reason = mix.choose(info.name, k)
+    if block:
+        reason += f"; rotated in blocks of {block}"
+    elif target == source:
         return keep(f"already {source}")
     size = n * FORMATS[target].row_bytes(k)
-    return Decision(info.name, info.shape, source, target, reason, info.nbytes, size)
-
-
-def _first_that_divides(name: str, k: int, mix: Mix) -> tuple[str, str]:
-    skipped = []
-    for target in mix.formats(name):
-        if target in FORMATS and k % FORMATS[target].block == 0:
-            return target, "; ".join(skipped) or "mix"
-        if target in FORMATS:
-            skipped.append(f"K = {k} is no multiple of {target}'s {FORMATS[target].block}")
-        else:
-            skipped.append(f"this version does not write {target}")
-    raise FormatError(
-        f"{name}: no format of the mix ({', '.join(mix.formats(name))}) takes K = {k}."
-    )
+    return Decision(info.name, info.shape, source, target, reason, info.nbytes, size, block)
 
 
 def quantize_file(
@@ -189,6 +194,7 @@ def quantize_file(
     overrides: Sequence[tuple[str, str]] = (),
     *,
     rotation: str | None = None,
+    rotate: str | int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> list[TensorReport]:
@@ -201,14 +207,17 @@ def quantize_file(
         source: GGUF file; quantized tensors in it are decoded first.
         target: the file to write; must not be the source.
         mix, overrides: see `plan`.
-        rotation: `none` for a PN source that does not say whether its weights are rotated.
+        rotation: `none` or `hadamard:BLOCK`, for a PN source that does not say whether its weights
+            are rotated.
+        rotate: "auto" or a block size: rotate the weights first, see models.rotate.
         threads: threads of the quantizers; the bytes do not depend on it.
         progress: called with (tensor name, bytes of the source done, bytes of the source).
     Returns:
         one TensorReport per tensor that changed.
     Raises:
         FormatError: a value is not finite, or a written block breaks its format's rules.
-        FileError, ModelError: bad source, target equal to source, target cannot be written.
+        FileError, ModelError: bad source, target equal to source, target cannot be written, a
+            source that is rotated already.
     """
     target = Path(target)
     if target.exists() and os.path.samefile(source, target):
@@ -218,9 +227,10 @@ def quantize_file(
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open_gguf(source) as file:
-            decisions = plan(file, mix, overrides)
-            metadata = _metadata(file, decisions, MIXES[mix], rotation)
-            job = _Job(file, decisions, threads, progress)
+            applied = rotation_to_apply(file, rotate, rotation)
+            decisions = plan(file, mix, overrides, applied)
+            metadata = _metadata(file, decisions, MIXES[mix], rotation, applied)
+            job = _Job(file, decisions, applied, threads, progress)
             plans = [job.plan(decision) for decision in decisions]
             write_gguf(part, metadata, plans, alignment=file.alignment)
         _verify(part, plans, job.hashes)
@@ -230,6 +240,26 @@ def quantize_file(
     return list(job.reports.values())
 
 
+def rotation_to_apply(
+    file: GGUFFile, rotate: str | int | None, declared: str | None
+) -> Rotation | None:
+    """The rotation `--rotate` means for a file, None without it.
+
+    Args: declared – what the user said about a source that does not say it (--rotation).
+    Raises: ModelError for a source that is rotated already, or may be.
+    """
+    if rotate is None:
+        return None
+    source = read_rotation(file, declared)
+    if source.kind != "none":
+        raise ModelError(
+            f"{file.path}: --rotate {rotate}: its weights are rotated already ({source.source}); "
+            "a second rotation on top cannot be declared. Leave --rotate out: the file stays "
+            "rotated as it is. For another rotation start from the original weights."
+        )
+    return choose_rotation(file, rotate)
+
+
 class _Job:
     """The state of one conversion: what was read, written and measured."""
 
@@ -237,10 +267,12 @@ class _Job:
         self,
         file: GGUFFile,
         decisions: list[Decision],
+        rotation: Rotation | None,
         threads: int | None,
         progress: Progress | None,
     ):
         self.file, self.threads, self.progress = file, threads, progress
+        self.signs = rotation.signs if rotation else {}
         self.total = sum(decision.source_bytes for decision in decisions)
         self.done = 0
         self.hashes: dict[str, bytes] = {}
@@ -287,6 +319,8 @@ class _Job:
             else:
                 x = info.format.decode(old)
                 _refuse_non_finite(self.file, info, first, x)
+                if decision.block:
+                    x = rotate_rows(x, decision.block, self.signs.get(info.columns), self.threads)
                 try:
                     new = target.quantize(x, self.threads)
                 except FormatError as problem:
@@ -339,27 +373,28 @@ def _verify(path: Path, plans: list[TensorPlan], hashes: dict[str, bytes]) -> No
                 )
 
 
-def _metadata(file: GGUFFile, decisions: list[Decision], mix: Mix, rotation: str | None) -> list:
+def _metadata(
+    file: GGUFFile,
+    decisions: list[Decision],
+    mix: Mix,
+    declared: str | None,
+    applied: Rotation | None,
+) -> list:
     """The source's keys unchanged, but for the file type and what says how weights are rotated."""
-    has_pn = any(d.target in ("pn3t", "pn4t") for d in decisions)
-    was_pn = any(d.source in ("pn3t", "pn4t") for d in decisions)
-    drop = {"general.file_type", "general.quantization_version"}
-    kept = [entry for entry in file.raw_metadata() if entry[0] not in drop]
+    has_pn = any(d.target in PN_FORMATS for d in decisions)
+    was_pn = any(d.source in PN_FORMATS for d in decisions)
+    kept = [entry for entry in file.raw_metadata() if entry[0] not in _REPLACED]
     if mix.file_type is not None:
         kept.append(("general.file_type", "uint32", mix.file_type))
     kept.append(("general.quantization_version", "uint32", 2))
-    keys = {entry[0] for entry in kept}
-    if was_pn:
-        # a rotated source stays rotated: its keys travel; a silent one is refused here
-        read_rotation(file, rotation)
-    if (has_pn or was_pn) and not _says_rotation(keys):
-        kept.append(("pnrt.rotation.version", "uint32", 1))
-        kept.append(("pnrt.rotation.type", "string", "none"))
+    if applied:
+        kept = [entry for entry in kept if not entry[0].startswith(ROTATION_KEYS)]
+        return kept + rotation_keys(applied)
+    # a rotated source stays rotated: its keys travel; a silent PN one is refused here
+    source = read_rotation(file, declared) if was_pn else Rotation()
+    if (has_pn or was_pn) and not any(entry[0].startswith(ROTATION_KEYS) for entry in kept):
+        kept += rotation_keys(source)
     return kept
-
-
-def _says_rotation(keys: set[str]) -> bool:
-    return any(key.startswith(("pnrt.rotation.", "prism.hadamard.")) for key in keys)
 
 
 __all__ = ["MIXES", "Decision", "Mix", "TensorReport", "plan", "quantize_file"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.options import Json, Rotation, Threads
+from pnrt.cli.options import Json, Threads
 from pnrt.cli.output import progress, show
 from pnrt.errors import ModelError
 
@@ -24,25 +24,33 @@ def quantize(
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="print the plan, write nothing")] = False,
     report: Annotated[bool, typer.Option(help="print the error of every tensor")] = False,
-    rotation: Rotation = None,
+    rotate: Annotated[
+        str | None,
+        typer.Option(metavar="BLOCK|auto", help="rotate weights first (Hadamard), in such blocks"),
+    ] = None,
+    rotation: Annotated[
+        str | None,
+        typer.Option(help="none or hadamard:BLOCK: how a PN source is rotated that does not say"),
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Write a model in other weight formats."""
     from pnrt.container.gguf import open_gguf
-    from pnrt.quantize import plan, quantize_file
+    from pnrt.quantize import plan, quantize_file, rotation_to_apply
     from pnrt.screen import models as screen
 
     rules = [_rule(text) for text in tensor_type or []]
     with open_gguf(source) as file:
-        decisions = plan(file, mix, rules)
+        decisions = plan(file, mix, rules, rotation_to_apply(file, rotate, rotation))
     if dry_run:
         show(as_json, decisions, lambda: screen.plan_table(decisions))
         return
     with progress() as tell:
         errors = quantize_file(
-            source, target, mix, rules, rotation=rotation, threads=threads, progress=tell
-        )
+            source, target, mix, rules,
+            rotation=rotation, rotate=rotate, threads=threads, progress=tell,
+        )  # fmt: skip
     summary = {
         "file": target,
         "bytes": target.stat().st_size,

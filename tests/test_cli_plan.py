@@ -1,0 +1,44 @@
+"""The commands around large models: quantize --rotate."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_cli import pnrt
+
+from pnrt.container.gguf import open_gguf
+from pnrt.demo import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "tiny.gguf"
+    write_tiny_model(path, layers=1)
+    return path
+
+
+def test_quantize_rotate(tiny, tmp_path):
+    out = tmp_path / "r.gguf"
+    args = ("quantize", tiny, out, "--mix", "pn3", "--rotate", "auto")
+    shown = pnrt(*args, "--dry-run", "--json")
+    plan = {d["name"]: d for d in json.loads(shown.stdout)}
+    assert plan["blk.0.ffn_up.weight"]["block"] == 64
+    assert plan["token_embd.weight"]["block"] == 0
+    assert not out.exists()
+    assert pnrt(*args).exit_code == 0
+    with open_gguf(out) as file:
+        assert file.metadata["pnrt.rotation.block_sizes"][0] == 64
+        assert file.metadata["prism.hadamard.block_size"] == 64
+    again = pnrt("quantize", out, tmp_path / "x.gguf", "--mix", "pn4", "--rotate", "64")
+    assert again.exit_code == 2
+    assert "rotated already" in again.stderr
+
+
+@pytest.mark.parametrize("block", ["128", "3", "yes"])
+def test_quantize_rotate_refuses(tiny, tmp_path, block):
+    out = tmp_path / "x.gguf"
+    result = pnrt("quantize", tiny, out, "--mix", "pn4", "--rotate", block)
+    assert result.exit_code == 2
+    assert "--rotate" in result.stderr
+    assert not list(tmp_path.iterdir())
