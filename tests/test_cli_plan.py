@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_cli import pnrt
 
 from pnrt.container.gguf import open_gguf
 from pnrt.demo import write_tiny_model
+from tests.test_cli import pnrt
 
 
 @pytest.fixture(scope="module")
