@@ -8,25 +8,54 @@ y = b.matmul(W, x, activations="q8_0")
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pnrt.errors import DeviceError
-from pnrt.program import FORMAT_OPS, Program
+from pnrt.program import FORMAT_OPS, Program, Step
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "reference")
 ACTIVATIONS = ("q8_0", "f32")
 CACHE_TYPES = ("f16", "f32")
 
 
+class Tap(NamedTuple):
+    """What one step of a run did, told to a session's observer before the next step starts.
+
+    start: position of its first row; T: rows. values(): [T, width] float32, the step's output, a
+    view that later steps overwrite; of store_kv the keys, then the values, as the cache holds them.
+    kernels: (name, seconds, bytes of weights read) of each call the step took.
+    """
+
+    step: Step
+    start: int
+    T: int
+    values: Callable[[], np.ndarray]
+    kernels: tuple[tuple[str, float, int], ...]
+
+
 class Session(Protocol):
-    """A program bound to weights and state on one backend."""
+    """A program bound to weights and state on one backend.
+
+    observer: None, or a callable that is told a Tap of every step; the session then runs step by
+    step instead of fused, with the same kernels and the same bits. What it raises ends the run.
+    """
 
     position: int
+    observer: Callable[[Tap], None] | None
 
     def run(self, tokens: np.ndarray, wanted: int) -> np.ndarray:
         """Feed tokens; float32 logits [wanted, V] of the last `wanted` of them."""
+
+    def redo(self, name: str, inputs: Mapping[str, np.ndarray], start: int) -> np.ndarray:
+        """Run one step alone, on T rows at positions start, start + 1, ...
+
+        Args:
+            inputs: slot -> [T, width] float32 for the slots the step reads; "tokens" [T] for
+                embed; of a cache [start + T, width], or left out for what the session holds.
+        Returns: [T, width] float32. Overwrites slots, so it is for after a run.
+        """
 
     def reset(self) -> None:
         """Forget every token."""
@@ -63,6 +92,10 @@ def open(name: str, threads: int | None = None) -> Backend:
         from pnrt.cpu.session import CpuBackend
 
         return CpuBackend(threads)
+    if name == "reference":
+        from pnrt.judge import ReferenceBackend
+
+        return ReferenceBackend()
     raise DeviceError(f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}")
 
 

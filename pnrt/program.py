@@ -10,7 +10,7 @@ Trace, diff and the dispatch report read this list too, so they cannot disagree 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,30 @@ class Program:
         """Names of the tensors that matmul steps read, in order, each once."""
         names = (w for s in self.steps if s.op == "matmul" for w in s.weights)
         return list(dict.fromkeys(names))
+
+    def widths(self, rows: Callable[[str], int]) -> dict[str, int]:
+        """Step name -> width of its output, which may be less than its slot's.
+
+        Args:
+            rows: tensor name -> N of a matrix.
+        """
+        now, found = dict(self.slots), {}
+        for s in self.steps:
+            n = s.numbers
+            if s.op == "matmul":
+                width = rows(s.weights[0])
+            elif s.op == "store_kv":
+                width = 2 * self.caches[n["cache"]][0] * self.caches[n["cache"]][1]
+            elif s.op == "attention":
+                width = n["heads"] * self.caches[n["cache"]][1]
+            elif s.op == "swiglu":
+                width = n["n"]
+            elif s.output in s.inputs:
+                width = now[s.output]
+            else:
+                width = self.slots[s.output]
+            found[s.name] = now[s.output] = width
+        return found
 
     def __str__(self) -> str:
         rows = []

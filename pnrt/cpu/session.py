@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pnrt.backend import ACTIVATIONS, CACHE_TYPES, check_choice, refusal
-from pnrt.cpu import attention, elementwise, embed, matmul, norm, pack, rope
+from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, refusal
+from pnrt.cpu import attention, elementwise, embed, matmul, norm, pack, rope, tap
 from pnrt.errors import DeviceError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.jit import Call, Script, default_threads, words
@@ -280,8 +280,11 @@ class CpuSession:
         self.chunk = _whole(min(chunk, self.limit), matmul.TILE)
         self.position = 0
         self._allocate()
+        self.observer: Callable[[Tap], None] | None = None
         self._flags: list[tuple[str, np.ndarray]] = []
         self._scripts: dict[tuple[str, int], Script] = {}
+        # the step each call of a script belongs to
+        self._names: dict[tuple[str, int], list[str]] = {}
 
     def _allocate(self) -> None:
         kind = np.uint16 if self.kv == "f16" else np.float32
@@ -328,7 +331,7 @@ class CpuSession:
                 binder.bind(self.program.body, self.control, capacity)
             if part in ("head", "both"):
                 binder.bind(self.program.head, self.head_control, min(capacity, HEAD_ROWS))
-            self._scripts[key] = binder.script()
+            self._scripts[key], self._names[key] = binder.script(), binder.names
             self._scripts[key].compile(self.progress)
         return self._scripts[key]
 
@@ -371,7 +374,11 @@ class CpuSession:
         return logits
 
     def _run(self, part: str, count: int) -> None:
-        self._script(part, count).run(self.threads)
+        script = self._script(part, count)
+        if self.observer is None:
+            script.run(self.threads)
+        else:
+            tap.walk(self, script, self._names[part, count])
         bad = [step for step, flag in self._flags if flag[0]]
         if bad:
             # one bad value spreads to later steps: the first names the cause, and all start clean
@@ -381,6 +388,10 @@ class CpuSession:
                 f"{bad[0]}: an input is NaN, infinite or too large for 8-bit activations, at "
                 f"position {self.position} or after it. `pnrt check` tests the file's weights"
             )
+
+    def redo(self, name: str, inputs: Mapping[str, np.ndarray], start: int) -> np.ndarray:
+        """Run one step alone; see pnrt.backend.Session."""
+        return tap.redo(self, name, inputs, start)
 
     def reset(self) -> None:
         """Forget every token."""
