@@ -8,7 +8,7 @@ with pnrt.load("model.gguf") as model:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,7 @@ def load(
     rotation: str | None = None,
     context: int | None = None,
     chunk: int = 512,
+    extra_types: Mapping[int, str] | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF model.
@@ -162,6 +163,7 @@ def load(
         rotation: 'none' to vouch that a PN file without rotation keys is not rotated.
         context: tokens the caches hold; None for the model's own, at most 8192.
         chunk: tokens at most per run of a prompt.
+        extra_types: type ids mapped by hand to format names, e.g. {42: "e4m3"}.
         progress: told (what, done, total).
     Raises:
         FileError, ModelError, DeviceError: before any weight is read.
@@ -170,7 +172,7 @@ def load(
     backends.check_choice("activations", activations, backends.ACTIVATIONS)
     backends.check_choice("kv", kv, backends.CACHE_TYPES)
     engine = backends.open(backend, threads)
-    file = open_gguf(path)
+    file = open_gguf(path, extra_types=extra_types)
     try:
         config = read_config(file)
         if config.architecture not in ARCHITECTURES:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pnrt.errors import FormatError
+from pnrt.errors import FormatError, ModelError
 from pnrt.formats import FORMATS
 
 # matrices that no product reads: convolution taps and the gates of expert layers
@@ -90,3 +90,26 @@ MIXES: dict[str, Mix] = {
     "q4_0": Mix("q4_0", ("q4_0", "q8_0", "f16"), file_type=2),
     "f16": Mix("f16", ("f16",), ends=("f16",), file_type=1),
 }
+
+_FLOATS = ("f32", "f16", "bf16")
+
+
+def find_mix(name: str, formats: Iterable[str]) -> Mix:
+    """The mix of that name, or one of a single format where it divides K.
+
+    Args:
+        formats: names of the formats that can be written.
+    Raises: ModelError for a name that is neither.
+    """
+    formats = list(formats)
+    if name in MIXES:
+        return MIXES[name]
+    if name in _FLOATS and name in formats:
+        return Mix(name, (name,), ends=(name,))
+    if name in formats:
+        return Mix(name, (name, "q8_0", "f16"))
+    raise ModelError(
+        f"--mix {name}: no such mix. pnrt has {', '.join(MIXES)}, and each format by itself: "
+        f"{', '.join(f for f in formats if f not in MIXES)}."
+        + (" e4m3 needs an id: --e4m3-id 42." if name == "e4m3" else "")
+    )

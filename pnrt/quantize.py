@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import numpy as np
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
-from pnrt.mixes import MIXES, Mix, is_matrix
+from pnrt.mixes import MIXES, Mix, find_mix, is_matrix
 from pnrt.models.rotate import choose_rotation, rotate_rows, rotation_keys
 from pnrt.models.rotation import PN_FORMATS, Rotation, read_rotation
 
@@ -105,8 +105,8 @@ def plan(
     """Decide the format of every tensor, in file order.
 
     Args:
-        file: an open GGUF file.
-        mix: a name in MIXES.
+        file: an open GGUF file; type ids mapped by hand when it was opened can be written too.
+        mix: a name in MIXES, or a format by itself.
         overrides: (regex, format) pairs; the first whose regex matches somewhere in the name wins.
         rotation: the one to apply, see models.rotate.choose_rotation.
     Returns:
@@ -116,13 +116,13 @@ def plan(
         FormatError: an override names a format whose block does not divide K, or a matrix is
             stored in a format pnrt cannot decode.
     """
-    if mix not in MIXES:
-        raise ModelError(f"--mix {mix}: no such mix. pnrt has {', '.join(MIXES)}.")
-    rules = [_rule(pattern, name) for pattern, name in overrides]
+    ids = _ids(file)
+    chosen = find_mix(mix, ids)
+    rules = [_rule(pattern, name, ids) for pattern, name in overrides]
     used: set[str] = set()
     rotation = rotation or Rotation()
     decisions = [
-        _decide(file, info, MIXES[mix], rules, used, rotation.block_of(info.name, info.columns))
+        _decide(file, info, chosen, rules, used, rotation.block_of(info.name, info.columns))
         for info in file.tensors.values()
     ]
     for pattern, name in rules:
@@ -134,11 +134,17 @@ def plan(
     return decisions
 
 
-def _rule(pattern: str, name: str) -> tuple[re.Pattern[str], str]:
+def _ids(file: GGUFFile) -> dict[str, int]:
+    """Formats that can be written to a GGUF file, with their ids; those mapped by hand too."""
+    ids = {f.name: f.type_id for f in FORMATS.values() if f.weight and f.type_id is not None}
+    return ids | {name: i for i, name in file.extra_types.items() if FORMATS[name].weight}
+
+
+def _rule(pattern: str, name: str, ids: Mapping[str, int]) -> tuple[re.Pattern[str], str]:
     where = f"--tensor-type {pattern}={name}"
-    writable = [f.name for f in FORMATS.values() if f.weight and f.type_id is not None]
-    if name not in writable:
-        raise ModelError(f"{where}: no format {name!r} can be written. {', '.join(writable)} can.")
+    if name not in ids:
+        hint = " e4m3 needs an id: --e4m3-id 42." if name == "e4m3" else ""
+        raise ModelError(f"{where}: no format {name!r} can be written. {', '.join(ids)} can.{hint}")
     try:
         return re.compile(pattern), name
     except re.error as problem:
@@ -162,8 +168,8 @@ def _decide(
         return keep("not the matrix of a product")
     if info.format is None:
         raise FormatError(
-            f"{file.path}: {info.name} has tensor type {info.type_id}, which pnrt cannot decode; "
-            f"it decodes {', '.join(FORMATS)}. Quantize from the original file instead."
+            f"{file.path}: {info.name} has tensor type {info.type_name}, which pnrt cannot decode; "
+            f"it decodes {', '.join(FORMATS)}. {file.advice(info)}"
         )
     n, k = info.shape
     target, reason = None, ""
@@ -196,6 +202,7 @@ def quantize_file(
     rotation: str | None = None,
     rotate: str | int | None = None,
     threads: int | None = None,
+    extra_types: Mapping[int, str] | None = None,
     progress: Progress | None = None,
 ) -> list[TensorReport]:
     """Write `source` to `target` with the formats of a mix.
@@ -211,6 +218,7 @@ def quantize_file(
             are rotated.
         rotate: "auto" or a block size: rotate the weights first, see models.rotate.
         threads: threads of the quantizers; the bytes do not depend on it.
+        extra_types: type ids mapped by hand, for reading and writing, e.g. {42: "e4m3"}.
         progress: called with (tensor name, bytes of the source done, bytes of the source).
     Returns:
         one TensorReport per tensor that changed.
@@ -226,10 +234,11 @@ def quantize_file(
         raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with open_gguf(source) as file:
+        with open_gguf(source, extra_types=extra_types) as file:
             applied = rotation_to_apply(file, rotate, rotation)
             decisions = plan(file, mix, overrides, applied)
-            metadata = _metadata(file, decisions, MIXES[mix], rotation, applied)
+            chosen = find_mix(mix, _ids(file))
+            metadata = _metadata(file, decisions, chosen, rotation, applied)
             job = _Job(file, decisions, applied, threads, progress)
             plans = [job.plan(decision) for decision in decisions]
             write_gguf(part, metadata, plans, alignment=file.alignment)
@@ -281,7 +290,7 @@ class _Job:
     def plan(self, decision: Decision) -> TensorPlan:
         """The writer's view of one tensor."""
         info = self.file.tensors[decision.name]
-        type_id = info.type_id if decision.kept else FORMATS[decision.target].type_id
+        type_id = info.type_id if decision.kept else _ids(self.file)[decision.target]
         shape, size = decision.shape, decision.target_bytes
         return TensorPlan(decision.name, shape, type_id, size, lambda: self._data(decision))
 

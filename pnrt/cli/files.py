@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.options import File, Json
+from pnrt.cli.loading import extra_types
+from pnrt.cli.options import E4M3Id, File, Json, ScaleEncoding
 from pnrt.cli.output import progress, show
 from pnrt.errors import FormatError
 
@@ -21,16 +22,19 @@ def inspect(
         str | None, typer.Option(metavar="ROW,BLOCK", help="and at one of its blocks")
     ] = None,
     hashes: Annotated[bool, typer.Option("--hash", help="sha256 of every tensor")] = False,
+    e4m3_id: E4M3Id = None,
+    scale_encoding: ScaleEncoding = None,
     as_json: Json = False,
 ) -> None:
     """Show what is in a file: keys and tensors, one tensor, or one block byte by byte."""
-    from pnrt.container.gguf import open_gguf
+    from pnrt.container.kinds import open_any
     from pnrt.debug.inspect import block_view, file_view, parse_block, tensor_view
     from pnrt.screen import files as screen
 
     if block and tensor is None:
         raise FormatError("--block needs --tensor: a block belongs to a tensor. Name it.")
-    with open_gguf(file) as opened, progress() as tell:
+    options = {"extra_types": extra_types(e4m3_id), "scale_encoding": scale_encoding}
+    with open_any(file, **options) as opened, progress() as tell:
         if block:
             view = block_view(opened, tensor, *parse_block(block))
             shown = screen.block_screen
@@ -45,7 +49,12 @@ def inspect(
 
 
 @app.command()
-def check(file: File, as_json: Json = False) -> None:
+def check(
+    file: File,
+    e4m3_id: E4M3Id = None,
+    scale_encoding: ScaleEncoding = None,
+    as_json: Json = False,
+) -> None:
     """Find everything that is wrong with a file; exit status 1 if anything is."""
     from pnrt.debug.check import FileFinding, check_file
     from pnrt.screen import files as screen
@@ -53,7 +62,11 @@ def check(file: File, as_json: Json = False) -> None:
     notes: list[FileFinding] = []
     with progress() as tell:
         found = check_file(
-            file, notes=notes, progress=lambda done, total: tell("checking", done, total)
+            file,
+            extra_types=extra_types(e4m3_id),
+            scale_encoding=scale_encoding,
+            notes=notes,
+            progress=lambda done, total: tell("checking", done, total),
         )
     result = {"file": file, "findings": found, "notes": notes}
     show(as_json, result, lambda: screen.check_screen(result))
@@ -64,6 +77,8 @@ def check(file: File, as_json: Json = False) -> None:
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A")],
     b: Annotated[Path, typer.Argument(metavar="B")],
+    e4m3_id: E4M3Id = None,
+    scale_encoding: ScaleEncoding = None,
     as_json: Json = False,
 ) -> None:
     """Compare two files: keys, tensors, types, weights; exit status 1 if anything differs."""
@@ -71,7 +86,9 @@ def compare(
     from pnrt.screen import files as screen
 
     with progress() as tell:
-        result = compare_files(a, b, tell)
+        result = compare_files(
+            a, b, tell, extra_types=extra_types(e4m3_id), scale_encoding=scale_encoding
+        )
     show(as_json, result, lambda: screen.compare_screen(result))
     raise typer.Exit(0 if result["equal"] else 1)
 
@@ -82,6 +99,8 @@ def formats(
         Path | None, typer.Option(metavar="FILE", help="measure each format on this model")
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="also write the screen as an SVG file")] = None,
+    e4m3_id: E4M3Id = None,
+    scale_encoding: ScaleEncoding = None,
     as_json: Json = False,
 ) -> None:
     """The table of weight formats."""
@@ -91,6 +110,8 @@ def formats(
     rows = format_rows()
     if error:
         with progress() as tell:
-            measured = format_errors(error, tell)
+            measured = format_errors(
+                error, tell, extra_types=extra_types(e4m3_id), scale_encoding=scale_encoding
+            )
         rows = [{**row, "relative_rms": measured.get(row["name"])} for row in rows]
     show(as_json, rows, lambda: screen.formats_table(rows), svg)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pnrt.cli.output import progress
-from pnrt.errors import ModelError
+from pnrt.errors import FormatError, ModelError
 
 if TYPE_CHECKING:
     from pnrt.generate import Model
@@ -16,35 +16,37 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def load(
-    path: Path,
-    threads: int | None,
-    activations: str,
-    kv: str,
-    rotation: str | None,
-    context: int | None,
-    text: bool = True,
+    path: Path, text: bool = True, e4m3_id: int | None = None, **options: Any
 ) -> Iterator[Model]:
     """A loaded model, with progress while its weights are packed and its kernels compiled.
 
     text: whether its tokenizer will be needed; a fault of it then shows before any waiting.
+    options: of `pnrt.load`.
     """
     import pnrt
 
     with progress() as tell:
-        model = pnrt.load(
-            path,
-            threads=threads,
-            activations=activations,
-            kv=kv,
-            rotation=rotation,
-            context=context,
-            progress=tell,
-        )
+        model = pnrt.load(path, extra_types=extra_types(e4m3_id), progress=tell, **options)
     with model:
         if text:
             with naming(path):
                 model.tokenizer  # noqa: B018  (builds it)
         yield model
+
+
+def extra_types(e4m3_id: int | None) -> dict[int, str] | None:
+    """The id that --e4m3-id gives to e4m3. Raises FormatError for one that is another format's."""
+    if e4m3_id is None:
+        return None
+    from pnrt.formats import by_id
+
+    other = by_id(e4m3_id)
+    if other:
+        raise FormatError(
+            f"--e4m3-id {e4m3_id}: the id {e4m3_id} means {other.name}; files with e4m3 have been "
+            "seen with 42 and 51. Give the id that `pnrt inspect` shows for the unknown type."
+        )
+    return {e4m3_id: "e4m3"}
 
 
 @contextlib.contextmanager

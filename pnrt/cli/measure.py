@@ -11,7 +11,7 @@ import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import load
-from pnrt.cli.options import Activations, Cache, Chunk, File, Json, Rotation, Threads
+from pnrt.cli.options import Activations, Cache, Chunk, E4M3Id, File, Json, Rotation, Threads
 from pnrt.cli.output import progress, show
 
 
@@ -28,6 +28,7 @@ def score(
     activations: Activations = "q8_0",
     kv: Cache = "f16",
     rotation: Rotation = None,
+    e4m3_id: E4M3Id = None,
     as_json: Json = False,
 ) -> None:
     """Perplexity of a model on a text; with --against the distance of two models."""
@@ -35,13 +36,15 @@ def score(
     from pnrt.screen import models as screen
 
     words = text.read_text(encoding="utf-8")
+    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
+    options |= {"context": ctx, "e4m3_id": e4m3_id}
     with contextlib.ExitStack() as stack:
-        model = stack.enter_context(load(file, threads, activations, kv, rotation, ctx))
+        model = stack.enter_context(load(file, **options))
         cut = scores.text_windows(model, words, ctx, chunks)
         if against is None:
             steps = scores.perplexity(model, cut)
         else:
-            base = stack.enter_context(load(against, threads, activations, kv, rotation, ctx))
+            base = stack.enter_context(load(against, **options))
             scores.same_text(base, cut, words, ctx, chunks)
             steps = scores.compare(base, model, cut)
         with progress() as tell:
@@ -64,14 +67,16 @@ def bench(
     kv: Cache = "f16",
     chunk: Chunk = 512,
     rotation: Rotation = None,
+    e4m3_id: E4M3Id = None,
     as_json: Json = False,
 ) -> None:
     """Time a model: prompt and generated tokens per second."""
     from pnrt.bench import bench as time_model
     from pnrt.screen import models as screen
 
+    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
     start = time.perf_counter()
-    with load(file, threads, activations, kv, rotation, None, text=False) as model:
+    with load(file, text=False, e4m3_id=e4m3_id, **options) as model:
         packed = time.perf_counter() - start
         with progress() as tell:
             result = time_model(model, prompt, n, repeats, chunk, tell)

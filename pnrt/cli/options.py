@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="a model file")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON instead of a table")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: what the machine allows")]
 Activations = Annotated[str, typer.Option(help="q8_0 or f32: how products see their input")]
@@ -22,4 +22,18 @@ TopK = Annotated[int, typer.Option(min=0, help="0: off")]
 TopP = Annotated[float, typer.Option(min=0, max=1, help="1: off")]
 MinP = Annotated[float, typer.Option(min=0, max=1, help="0: off")]
 Seed = Annotated[int | None, typer.Option(help="the same seed gives the same text")]
+E4M3Id = Annotated[
+    int | None,
+    typer.Option(
+        "--e4m3-id",
+        min=0,
+        max=2**32 - 1,
+        metavar="ID",
+        help="the tensor type id that means e4m3 in this file; its proposal uses 42",
+    ),
+]
+ScaleEncoding = Annotated[
+    str | None,
+    typer.Option(metavar="f32|u32", help="what u32 scales of a .model's ternary tensors are"),
+]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT")]

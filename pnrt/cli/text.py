@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.loading import load, naming, sampling
+from pnrt.cli.loading import extra_types, load, naming, sampling
 from pnrt.cli.options import (
     Activations,
     Cache,
     Chunk,
     Context,
+    E4M3Id,
     File,
     Json,
     MinP,
@@ -48,12 +49,14 @@ def run(
     chunk: Chunk = 512,
     context: Context = None,
     rotation: Rotation = None,
+    e4m3_id: E4M3Id = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text; special tokens in it are understood."""
     from pnrt.stream import Answer
 
-    with load(file, threads, activations, kv, rotation, context) as model:
+    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
+    with load(file, e4m3_id=e4m3_id, context=context, **options) as model:
         tokens = model.tokenizer.encode(prompt, parse_special=True)
         answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
         for piece in answer:
@@ -81,6 +84,7 @@ def chat(
     kv: Cache = "f16",
     context: Context = None,
     rotation: Rotation = None,
+    e4m3_id: E4M3Id = None,
 ) -> None:
     """Talk with a model: one line per message, an empty line or end of input leaves."""
     from pnrt.stream import Answer, chat_tokens
@@ -88,7 +92,8 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
-    with load(file, threads, activations, kv, rotation, context) as model:
+    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
+    with load(file, e4m3_id=e4m3_id, context=context, **options) as model:
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
             tokens = chat_tokens(model, messages)
@@ -110,6 +115,7 @@ def tokenize(
     file: File,
     text: Annotated[str, typer.Argument(metavar="TEXT")],
     special: Annotated[bool, typer.Option(help="understand special tokens in the text")] = False,
+    e4m3_id: E4M3Id = None,
     as_json: Json = False,
 ) -> None:
     """Show how a text becomes tokens."""
@@ -117,7 +123,7 @@ def tokenize(
     from pnrt.screen import models as screen
     from pnrt.text.tokenizer import Tokenizer
 
-    with open_gguf(file) as opened, naming(file):
+    with open_gguf(file, extra_types=extra_types(e4m3_id)) as opened, naming(file):
         tokenizer = Tokenizer.from_metadata(opened.metadata)
     rows = [
         {"id": i, "token": tokenizer.token(i), "bytes": tokenizer.token_bytes(i).hex()}
@@ -138,6 +144,7 @@ def logits(
     kv: Cache = "f16",
     chunk: Chunk = 512,
     rotation: Rotation = None,
+    e4m3_id: E4M3Id = None,
 ) -> None:
     """Write float32 logits: keys `tokens` [T] int32, `logits` [V] or with --all [T, V]."""
     import numpy as np
@@ -147,7 +154,8 @@ def logits(
     if (prompt is None) == (tokens is None):
         raise ModelError("logits needs -p TEXT or --tokens IDS, and only one of them.")
     text = prompt is not None
-    with load(file, threads, activations, kv, rotation, None, text) as model:
+    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
+    with load(file, text, e4m3_id, **options) as model:
         ids = _ids(tokens) if prompt is None else model.tokenizer.encode(prompt, parse_special=True)
         _fits(model, ids)
         values = model.eval(ids, chunk=chunk, all=all_positions)

@@ -1,4 +1,4 @@
-"""Write files: quantize."""
+"""Write files: quantize, convert."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Annotated
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.options import Json, Threads
+from pnrt.cli.loading import extra_types
+from pnrt.cli.options import E4M3Id, Json, ScaleEncoding, Threads
 from pnrt.cli.output import progress, show
-from pnrt.errors import ModelError
+from pnrt.errors import FormatError, ModelError
 
 
 @app.command()
 def quantize(
     source: Annotated[Path, typer.Argument(metavar="IN")],
     target: Annotated[Path, typer.Argument(metavar="OUT")],
-    mix: Annotated[str, typer.Option(help="pn3, pn4, p0k, q4_k_m, q8_0, q4_0 or f16")],
+    mix: Annotated[str, typer.Option(help="pn3, pn4, p0k, q4_k_m, or a format by itself")],
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(metavar="REGEX=FORMAT", help="format of the tensors a pattern matches"),
@@ -32,6 +33,7 @@ def quantize(
         str | None,
         typer.Option(help="none or hadamard:BLOCK: how a PN source is rotated that does not say"),
     ] = None,
+    e4m3_id: E4M3Id = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -41,7 +43,8 @@ def quantize(
     from pnrt.screen import models as screen
 
     rules = [_rule(text) for text in tensor_type or []]
-    with open_gguf(source) as file:
+    types = extra_types(e4m3_id)
+    with open_gguf(source, extra_types=types) as file:
         decisions = plan(file, mix, rules, rotation_to_apply(file, rotate, rotation))
     if dry_run:
         show(as_json, decisions, lambda: screen.plan_table(decisions))
@@ -49,7 +52,7 @@ def quantize(
     with progress() as tell:
         errors = quantize_file(
             source, target, mix, rules,
-            rotation=rotation, rotate=rotate, threads=threads, progress=tell,
+            rotation=rotation, rotate=rotate, threads=threads, extra_types=types, progress=tell,
         )  # fmt: skip
     summary = {
         "file": target,
@@ -59,6 +62,33 @@ def quantize(
         "tensors": errors,
     }
     show(as_json, summary, lambda: screen.quantized(summary, errors if report else []))
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="a .model file of cyb")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="the GGUF file to write")],
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="format of the matrices, where it divides K")
+    ] = "f32",
+    scale_encoding: ScaleEncoding = None,
+    as_json: Json = False,
+) -> None:
+    """Write a `.model` file as GGUF; `pnrt quantize` takes the result further."""
+    from pnrt.container.convert import convert_model
+    from pnrt.container.cyb_model import CybModel
+    from pnrt.container.kinds import open_any
+    from pnrt.screen import files as screen
+
+    with open_any(source, scale_encoding=scale_encoding) as file, progress() as tell:
+        if not isinstance(file, CybModel):
+            raise FormatError(
+                f"{source}: is a GGUF file; convert takes .model files. "
+                "Change its formats with `pnrt quantize`."
+            )
+        rows = convert_model(file, target, to, lambda done, total: tell("writing", done, total))
+    result = {"file": target, "bytes": target.stat().st_size, "tensors": rows}
+    show(as_json, result, lambda: screen.converted(result))
 
 
 def _rule(text: str) -> tuple[str, str]:

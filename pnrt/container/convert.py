@@ -6,6 +6,7 @@ translated too. Other architectures keep their own names: how their rows would h
 is not written in the file, and a guess would give fluent nonsense.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def convert_model(
         raise FormatError(
             f"target: {target!r} was given; GGUF holds {', '.join(names)}. Choose one of these."
         )
+    if os.path.exists(path) and os.path.samefile(file.path, path):
+        raise FileError(f"{path}: is the source itself; choose another name for the result.")
     architecture = file.metadata.get("config.model_type")
     known = architecture in TRANSLATED
     names = _names(file, architecture) if known else {name: name for name in file.tensors}
@@ -103,8 +106,9 @@ def _pieces(file: CybModel, info: TensorInfo, form: Format) -> Iterator:
         return
     step = max(1, STEP // info.columns)
     for start in range(0, info.rows, step):
+        values = file.values(info.name, start, start + step)
         try:
-            yield form.quantize(file.values(info.name, start, start + step))
+            yield form.quantize(values)
         except FormatError as error:
             raise FormatError(f"{file.path}: {info.name} from row {start}: {error}") from None
 

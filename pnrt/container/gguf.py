@@ -36,13 +36,17 @@ VERSIONS = (2, 3)
 
 
 class GGUFFile(MappedFile):
-    """An open GGUF file; made by `open_gguf`. Values are int, float, bool, str or ArrayValue."""
+    """An open GGUF file; made by `open_gguf`. Values are int, float, bool, str or ArrayValue.
+
+    extra_types: type ids mapped by hand.
+    """
 
     container = "gguf"
 
     def __init__(self, path: Path, mapped: mmap.mmap):
         super().__init__(path, mapped)
         self.alignment = DEFAULT_ALIGNMENT
+        self.extra_types: dict[int, str] = {}
         self._kinds: dict[str, str] = {}
         self._spans: dict[str, range] = {}
 
@@ -73,6 +77,7 @@ def open_gguf(
     for name in (extra_types or {}).values():
         get(name)
     file = GGUFFile(path, map_file(path, "a GGUF file"))
+    file.extra_types = dict(extra_types or {})
     cursor = Cursor(memoryview(file.mapped()), str(path))
     n_tensors, n_keys = _header(file, cursor)
 
@@ -94,6 +99,8 @@ def _foreign(head: bytes, size: int) -> tuple[str, str]:
     """What a file without the GGUF magic looks like, and what to do."""
     if head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < size:
         return "is a safetensors file", "Convert it with llama.cpp's convert_hf_to_gguf.py."
+    if head.startswith(b"[cyb]"):
+        return "is a .model file of cyb", "Convert it: `pnrt convert FILE OUT.gguf`."
     if head.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer", "Run `git lfs pull`, or download the file itself."
     if head.startswith(b"PK"):

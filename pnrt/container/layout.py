@@ -171,13 +171,25 @@ def _extent(file, info: TensorInfo, after: TensorInfo | None, report) -> TensorI
 
 
 def _other(info: TensorInfo, alignment: int, otherwise: str) -> str:
+    if info.type_id in STOCK:
+        name, block, size = STOCK[info.type_id]
+        need = info.elements * size // block
+        if need <= info.extent <= padded(need, alignment):
+            return (
+                f"The bytes fit {name}, which released ggml means by id {info.type_id}: open the "
+                "file without mapping that id by hand (extra_types, --e4m3-id)."
+            )
     fits = readings(info, alignment)
     if not fits:
         return otherwise
     return (
         f"The bytes would fit {', '.join(fits)}: id {info.type_id} may mean another format in this "
-        "file; ask its author, or map the id by hand (extra_types)."
+        f"file; ask its author, or map the id by hand (extra_types{_hint(fits, info)})."
     )
+
+
+def _hint(fits: list[str], info: TensorInfo) -> str:
+    return f", --e4m3-id {info.type_id}" if "e4m3" in fits else ""
 
 
 def _problem(file, info: TensorInfo, found: str, allowed: str, todo: str) -> Problem:

@@ -67,7 +67,7 @@ class MappedFile:
         if info.format is None:
             raise FormatError(
                 f"{self.path}: {name}: type {info.type_name} is not known to pnrt; known are "
-                f"{', '.join(f.name for f in FORMATS.values() if f.weight)}. {self._advice(info)}"
+                f"{', '.join(f.name for f in FORMATS.values() if f.weight)}. {self.advice(info)}"
             )
         return self.data(name).reshape(info.rows, info.format.row_bytes(info.columns))
 
@@ -94,7 +94,8 @@ class MappedFile:
             raise FileError(f"{self.path}: is closed; reading needs it open. Open it again.")
         return self._map
 
-    def _advice(self, info: TensorInfo) -> str:
+    def advice(self, info: TensorInfo) -> str:
+        """What to do about a tensor whose type pnrt does not decode."""
         fits = readings(info, self.alignment)
         if not fits or info.type_id is None:
             return "Another program wrote it; convert the tensor with that program."

@@ -45,24 +45,27 @@ def check_file(
     path: str | Path,
     *,
     extra_types: Mapping[int, str] | None = None,
+    scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[FileFinding]:
     """Every finding of a file, container first, then tensor by tensor.
 
     Args:
-        extra_types: type ids mapped by hand, as in `open_any`.
+        extra_types, scale_encoding: as of `open_any`.
         notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types.
         progress: called with (bytes done, bytes in all).
     Raises: FileError only if there is no file to read.
     """
-    return list(iter_findings(path, extra_types=extra_types, notes=notes, progress=progress))
+    options = {"extra_types": extra_types, "scale_encoding": scale_encoding}
+    return list(iter_findings(path, notes=notes, progress=progress, **options))
 
 
 def iter_findings(
     path: str | Path,
     *,
     extra_types: Mapping[int, str] | None = None,
+    scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[FileFinding]:
@@ -70,7 +73,9 @@ def iter_findings(
     path = Path(path)
     problems: list[Problem] = []
     try:
-        file = open_any(path, extra_types=extra_types, problems=problems)
+        file = open_any(
+            path, extra_types=extra_types, scale_encoding=scale_encoding, problems=problems
+        )
     except FileError as error:
         # without a problem in it there was no file to read
         if not hasattr(error, "problem"):
@@ -88,7 +93,7 @@ def iter_findings(
         for name, info in file.tensors.items():
             if info.format is None and notes is not None:
                 found = f"type {info.type_name} is not known to pnrt"
-                allowed = f"its {info.nbytes} bytes were not checked"
+                allowed = f"its {info.nbytes} bytes were not checked. {file.advice(info)}"
                 notes.append(FileFinding(name, None, None, info.offset, found, allowed))
             for findings, size in _steps(file, info):
                 yield from findings

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pnrt.container.gguf import GGUFFile, open_gguf
+from pnrt.container.kinds import open_any
+from pnrt.container.mapped import MappedFile
 from pnrt.errors import FormatError, ModelError, PnrtError
 from pnrt.formats import FORMATS
 
@@ -45,12 +46,19 @@ def _served() -> set[str]:
     return {fmt for op, fmt, _ in backend.open("cpu").table() if op == "matmul"}
 
 
-def format_errors(path: Path, progress: Progress | None = None) -> dict[str, float]:
+def format_errors(
+    path: Path,
+    progress: Progress | None = None,
+    *,
+    extra_types: Mapping[int, str] | None = None,
+    scale_encoding: str | None = None,
+) -> dict[str, float]:
     """Relative RMS error of each format over the weight matrices of a model.
 
     Args:
-        path: GGUF file; up to ROWS rows of each matrix are decoded and quantized again. Start
+        path: a model file; up to ROWS rows of each matrix are decoded and quantized again. Start
             from a file in f16 or better: what its own format lost does not count again.
+        extra_types, scale_encoding: as of `open_any`.
     Returns:
         format name -> sqrt(sum (y - x)^2 / sum x^2) over the tensors whose rows it can hold.
     Raises:
@@ -59,7 +67,7 @@ def format_errors(path: Path, progress: Progress | None = None) -> dict[str, flo
     formats = [f for f in FORMATS.values() if f.weight]
     error = dict.fromkeys((f.name for f in formats), 0.0)
     energy = dict(error)
-    with open_gguf(path) as file:
+    with open_any(path, extra_types=extra_types, scale_encoding=scale_encoding) as file:
         names = [
             t.name for t in file.tensors.values() if len(t.shape) == 2 and t.format is not None
         ]
@@ -77,11 +85,11 @@ def format_errors(path: Path, progress: Progress | None = None) -> dict[str, flo
     return {name: (error[name] / e) ** 0.5 for name, e in energy.items() if e}
 
 
-def _sample(file: GGUFFile, name: str) -> np.ndarray:
+def _sample(file: MappedFile, name: str) -> np.ndarray:
     """Up to ROWS rows of a tensor, spread evenly: [n, K] float32."""
     info = file.tensors[name]
     picked = np.unique(np.linspace(0, info.rows - 1, ROWS).astype(int))
-    x = info.format.decode(np.ascontiguousarray(file.rows(name)[picked]))
+    x = np.concatenate([file.values(name, i, i + 1) for i in picked])
     if not np.isfinite(x).all():
         raise FormatError(f"{file.path}: {name} holds weights that are not finite. Run pnrt check.")
     return x

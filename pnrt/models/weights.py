@@ -155,8 +155,8 @@ def _check(file: GGUFFile, info: TensorInfo, need: Need) -> None:
         )
     if info.format is None:
         raise ModelError(
-            f"{where}: found type id {info.type_id}; pnrt has no format of this id. "
-            "Use a file quantized to a format of `pnrt doctor --kernels`."
+            f"{where}: found type {info.type_name}; pnrt has no format of this id. "
+            f"{file.advice(info)}"
         )
     if need.exact and info.format.name not in FLOATS:
         raise ModelError(

@@ -40,7 +40,7 @@ def file_screen(view: dict[str, Any]) -> Renderable:
             bits(r["bits_per_weight"]),
         )  # fmt: skip
     head = (
-        f"{view['path']}: GGUF {view['version']}, {size(view['size'])}, "
+        f"{view['path']}: {view['container']} {view['version']}, {size(view['size'])}, "
         f"{bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}"
     )
     notes = [Text(note, style="yellow") for note in view["notes"]]
@@ -131,6 +131,14 @@ def compare_screen(result: dict[str, Any]) -> Renderable:
     same = len(result["tensors"]) - len(apart)
     parts.append(Text(f"{same} of {len(result['tensors'])} tensors are the same bytes"))
     return Renderables(parts)
+
+
+def converted(result: dict[str, Any]) -> Renderable:
+    """What became of every tensor."""
+    out = table("tensor*", "in GGUF*", "from", "to")
+    for row in result["tensors"]:
+        out.add_row(escape(row["name"]), escape(row["to"]), row["source"], row["target"])
+    return group(out, Text(f"{result['file']}: {size(result['bytes'])}"))
 
 
 def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:

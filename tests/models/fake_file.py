@@ -29,8 +29,12 @@ class FakeFile:
             rows=prod(shape[:-1]),
             columns=shape[-1],
             type_id=999,
+            type_name="id 999" if kind is None else kind,
             format=None if kind is None else SimpleNamespace(name=kind),
         )
+
+    def advice(self, info):
+        return "Convert the tensor."
 
 
 def fake(name):

@@ -1,0 +1,140 @@
+"""Commands on files that need a word from the user: e4m3's id, `.model` files and their scales."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pnrt.container.gguf import open_gguf
+from pnrt.demo import write_tiny_model
+from pnrt.formats import FORMATS
+from tests.builders import entry, tiny
+from tests.commands import pnrt
+from tests.container.test_convert import build
+
+K_PROJ = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """tiny.gguf (f32), e4.gguf (e4m3 under id 42), a.model (a ternary tensor with a u32 scale)."""
+    folder = tmp_path_factory.mktemp("containers")
+    write_tiny_model(folder / "tiny.gguf", layers=1)
+    args = ("--mix", "e4m3", "--e4m3-id", "42")
+    assert pnrt("quantize", folder / "tiny.gguf", folder / "e4.gguf", *args).exit_code == 0
+    build(folder / "a.model")
+    return folder
+
+
+def test_e4m3_is_written_under_the_id_that_was_given(folder):
+    with open_gguf(folder / "e4.gguf") as plain:
+        info = plain.tensors["blk.0.ffn_up.weight"]
+        assert (info.type_id, info.format) == (42, None)
+        with open_gguf(folder / "tiny.gguf") as source:
+            x = source.values("blk.0.ffn_up.weight")
+        expected = FORMATS["e4m3"].quantize(x)
+        assert plain.data("blk.0.ffn_up.weight").tobytes() == expected.tobytes()
+    refused = pnrt("quantize", folder / "tiny.gguf", folder / "o.gguf", "--mix", "e4m3")
+    assert refused.exit_code == 2
+    assert "--e4m3-id 42" in refused.stderr
+    rule = ("--mix", "pn4", "--tensor-type", "ffn_up=e4m3")
+    refused = pnrt("quantize", folder / "tiny.gguf", folder / "o.gguf", *rule)
+    assert "--e4m3-id 42" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["inspect", "e4.gguf", "--tensor", "blk.0.ffn_up.weight"],
+        ["quantize", "e4.gguf", "o.gguf", "--mix", "pn4", "--dry-run"],
+        ["run", "e4.gguf", "-p", "x"],
+        ["bench", "e4.gguf"],
+        ["logits", "e4.gguf", "--tokens", "1", "-o", "o.npz"],
+        ["compare", "tiny.gguf", "e4.gguf"],
+        ["check", "e4.gguf"],
+        ["formats", "--error", "e4.gguf"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_id_42_is_never_guessed(folder, monkeypatch, args):
+    """Without the option the message says what the bytes could be; with it the id is read."""
+    monkeypatch.chdir(folder)
+    plain = pnrt(*args)
+    told = pnrt(*args, "--e4m3-id", "42")
+    if args[0] in ("inspect", "quantize", "run", "bench", "logits"):
+        assert plain.exit_code == 2
+        assert "would fit e4m3, q8_0" in plain.stderr
+        assert "--e4m3-id 42" in plain.stderr
+        assert "would fit" not in told.output
+    elif args[0] == "check":
+        assert "would fit e4m3, q8_0" in " ".join(plain.stdout.split())
+        assert "not known" not in told.stdout
+    elif args[0] == "compare":
+        assert "unknown type" in plain.stdout
+        assert "unknown type" not in told.stdout
+    if args[0] in ("inspect", "quantize", "check", "formats"):
+        assert told.exit_code == 0
+
+
+def test_the_extent_decides_against_a_wrong_word(tmp_path):
+    rows = np.random.default_rng(0).integers(0, 256, 64 * 256 // 64 * 18, dtype=np.uint8)
+    tensors = dict.fromkeys(("a.weight", "b.weight"), (42, (64, 256), rows))
+    path = tiny(tmp_path / "q2.gguf", [entry("general.architecture", "string", "x")], tensors)
+    assert "id 42 (q2_0)" in pnrt("inspect", path).stdout
+    wrong = pnrt("inspect", path, "--e4m3-id", "42")
+    assert wrong.exit_code == 2
+    assert "fit q2_0, which released ggml means by id 42" in wrong.stderr
+    taken = pnrt("inspect", path, "--e4m3-id", "8")
+    assert taken.exit_code == 2
+    assert "8 means q8_0" in taken.stderr
+
+
+def test_a_model_file_in_every_depth(folder):
+    path = folder / "a.model"
+    whole = pnrt("inspect", path)
+    assert "cyb 2" in whole.stdout
+    assert "--scale-encoding f32 or u32" in " ".join(whole.stdout.split())
+    undecided = pnrt("inspect", path, "--tensor", K_PROJ)
+    assert undecided.exit_code == 2
+    assert "raw float32" in undecided.stderr
+    args = ("inspect", path, "--tensor", K_PROJ, "--json", "--scale-encoding")
+    small, large = (json.loads(pnrt(*args, each).stdout)["max"] for each in ("f32", "u32"))
+    # the four bytes of 0.125, and the same as 16.16 fixed point
+    assert (small, large) == (0.125, 15872)
+    assert pnrt("inspect", path, "--scale-encoding", "f64").exit_code == 2
+    assert pnrt("check", path, "--scale-encoding", "f32").exit_code == 0
+
+
+def test_convert(folder, tmp_path):
+    source, out = folder / "a.model", tmp_path / "o.gguf"
+    undecided = pnrt("convert", source, out)
+    assert undecided.exit_code == 2
+    assert undecided.stderr.count(str(source)) == 1
+    assert list(tmp_path.iterdir()) == []
+    args = ("--scale-encoding", "f32", "--to", "q8_0")
+    rows = json.loads(pnrt("convert", source, out, *args, "--json").stdout)["tensors"]
+    assert {r["to"]: r["target"] for r in rows}["blk.0.attn_k.weight"] == "q8_0"
+    with open_gguf(out) as file:
+        assert file.tensors["output_norm.weight"].type_name == "f32"
+    assert "blk.0.attn_k.weight" in pnrt("convert", source, out, *args).stdout
+
+
+def test_convert_refuses(folder, tmp_path):
+    source, out = folder / "a.model", tmp_path / "o.gguf"
+    for args, words in (
+        ((folder / "tiny.gguf", out), "pnrt quantize"),
+        ((source, source, "--scale-encoding", "f32"), "source itself"),
+        ((source, out, "--scale-encoding", "f32", "--to", "pn9"), "pn4t"),
+        ((tmp_path / "no.model", out), "no.model"),
+        ((source, tmp_path / "no" / "o.gguf", "--scale-encoding", "f32"), "cannot be written"),
+    ):
+        refused = pnrt("convert", *args)
+        assert refused.exit_code == 2, args
+        assert words in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+    for args in (("run", source, "-p", "x"), ("quantize", source, out, "--mix", "pn4")):
+        refused = pnrt(*args)
+        assert refused.exit_code == 2
+        assert "pnrt convert" in refused.stderr
