@@ -1,4 +1,4 @@
-"""The commands around large models: quantize --rotate."""
+"""The commands around large models: quantize --rotate, synth."""
 
 from __future__ import annotations
 
@@ -41,4 +41,31 @@ def test_quantize_rotate_refuses(tiny, tmp_path, block):
     result = pnrt("quantize", tiny, out, "--mix", "pn4", "--rotate", block)
     assert result.exit_code == 2
     assert "--rotate" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_synth(tmp_path):
+    out = tmp_path / "s.gguf"
+    done = pnrt("synth", out, "--preset", "tiny-qwen35", "--layers", "1", "--json")
+    result = json.loads(done.stdout)
+    assert result["bytes"] == out.stat().st_size
+    assert result["layers"] == 1
+    again = pnrt("synth", tmp_path / "t.gguf", "--preset", "tiny-qwen35", "--layers", "1")
+    assert "random weights" in again.stdout
+    assert (tmp_path / "t.gguf").read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--preset", "qwen9"], "there are qwen3.8-27b-pn3"),
+        (["--preset", "tiny-qwen35", "--layers", "0"], "--layers 0"),
+        (["--preset", "tiny-qwen35", "--seed", "-1"], "--seed"),
+        ([], "--preset"),
+    ],
+)
+def test_synth_refuses(tmp_path, args, words):
+    result = pnrt("synth", tmp_path / "s.gguf", *args)
+    assert result.exit_code == 2
+    assert words in result.stderr
     assert not list(tmp_path.iterdir())

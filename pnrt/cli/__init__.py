@@ -3,7 +3,7 @@
 Every import of weight is made inside the command that needs it, so that `pnrt --help` is instant.
 """
 
-from pnrt.cli import demo, files, measure, text, write  # noqa: F401  (they register their commands)
+from pnrt.cli import demo, files, measure, plan, text, write  # noqa: F401  (they register their commands)
 from pnrt.cli.app import app, main
 
 __all__ = ["app", "main"]
