@@ -1,0 +1,407 @@
+"""The words of lanes.py on NumPy vectors, an element per thread; `run` is a launch (standin.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pnrt.cuda.kernel import KernelError
+from pnrt.reference import fma
+
+_INTEGERS = ("int32", "uint32")
+
+WORDS: dict[str, Callable] = {}
+
+
+def _define(function):
+    WORDS[function.__name__.removeprefix("_w_")] = function
+    return function
+
+
+def number(x):
+    """A plain number alone is i32 or f32."""
+    return x if isinstance(x, np.generic | np.ndarray) else np.int32(x)
+
+
+def _same(*values):
+    """Operands of one type: plain numbers take the type of the others."""
+    typed = {v.dtype for v in values if isinstance(v, np.generic | np.ndarray)}
+    if len(typed) > 1:
+        raise KernelError(f"two types in one operator: {', '.join(sorted(map(str, typed)))}")
+    if not typed:
+        return [number(v) for v in values]
+    kind = typed.pop()
+    out = []
+    for v in values:
+        if not isinstance(v, np.generic | np.ndarray):
+            v = np.array(v).astype(kind)[()]
+        out.append(v)
+    return out
+
+
+def _operator(name, function, kinds):
+    def word(run, a, b):
+        if name in ("add", "sub") and getattr(a, "dtype", None) == np.uint64:
+            b = np.uint64(b) if isinstance(b, int) and b >= 0 else b
+            if getattr(b, "dtype", None) == np.uint32:
+                b = b.astype(np.uint64)
+        a, b = _same(a, b)
+        if a.dtype.kind not in kinds:
+            raise KernelError(f"{name} on {a.dtype}")
+        return function(a, b)
+
+    WORDS[name] = word
+
+
+def _shift(function):
+    # numpy leaves shifts by the width or more undefined, as C does
+    return lambda a, b: function(a, b & np.array(a.dtype.itemsize * 8 - 1, a.dtype))
+
+
+for _name, _function, _kinds in (
+    ("add", np.add, "iuf"), ("sub", np.subtract, "iuf"), ("mul", np.multiply, "iuf"),
+    ("div", np.divide, "f"), ("and_", np.bitwise_and, "iub"), ("or_", np.bitwise_or, "iub"),
+    ("xor", np.bitwise_xor, "iub"), ("shl", _shift(np.left_shift), "iu"),
+    ("shr", _shift(np.right_shift), "iu"), ("quotient", np.floor_divide, "u"),
+    ("remainder", np.remainder, "u"), ("lt", np.less, "iuf"), ("le", np.less_equal, "iuf"),
+    ("gt", np.greater, "iuf"), ("ge", np.greater_equal, "iuf"), ("eq", np.equal, "iufb"),
+    ("ne", np.not_equal, "iufb"), ("minimum", lambda a, b: np.where(a < b, a, b), "iuf"),
+    ("maximum", lambda a, b: np.where(a > b, a, b), "iuf"),
+):  # fmt: skip
+    _operator(_name, _function, _kinds)
+
+
+def _only(x, *names):
+    x = number(x)
+    if x.dtype.name not in names:
+        raise KernelError(f"{x.dtype} where {' or '.join(names)} is needed")
+    return x
+
+
+def _conversion(name, kind, sources):
+    def word(run, x):
+        if kind != np.float32 and isinstance(x, int):
+            return kind(np.array(x, np.int64).astype(kind))
+        return _only(x, *sources).astype(kind)
+
+    WORDS[name] = word
+
+
+_conversion("u32", np.uint32, ("uint32", "int32", "uint64", "bool"))
+_conversion("i32", np.int32, ("uint32", "int32", "uint64", "bool"))
+_conversion("u64", np.uint64, ("uint32", "uint64"))
+_conversion("f32", np.float32, ("int32", "uint32", "float32"))
+
+
+@_define
+def _w_true(run):
+    return np.bool_(True)
+
+
+@_define
+def _w_false(run):
+    return np.bool_(False)
+
+
+@_define
+def _w_like(run, x, other):
+    return _same(x, other)[0]
+
+
+@_define
+def _w_neg(run, x):
+    return -_only(x, "int32", "float32")
+
+
+@_define
+def _w_not_(run, x):
+    return ~_only(x, "bool")
+
+
+@_define
+def _w_invert(run, x):
+    return ~_only(x, *_INTEGERS)
+
+
+@_define
+def _w_fma(run, a, b, c):
+    a, b, c = _same(a, b, c)
+    return np.asarray(fma(_only(a, "float32"), b, c))
+
+
+@_define
+def _w_sqrt(run, x):
+    return np.sqrt(_only(x, "float32"))
+
+
+@_define
+def _w_absolute(run, x):
+    return np.abs(_only(x, "float32"))
+
+
+@_define
+def _w_truncate(run, x):
+    return np.trunc(_only(x, "float32")).astype(np.int32)
+
+
+@_define
+def _w_select(run, condition, a, b):
+    a, b = _same(a, b)
+    return np.where(_only(condition, "bool"), a, b)
+
+
+@_define
+def _w_bits_to_float(run, x):
+    return _only(x, *_INTEGERS).view(np.float32)
+
+
+@_define
+def _w_float_to_bits(run, x):
+    return _only(x, "float32").view(np.int32)
+
+
+@_define
+def _w_half_to_float(run, x):
+    return np.asarray(_only(x, "uint32")).astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+@_define
+def _w_float_to_half(run, x):
+    return np.asarray(_only(x, "float32")).astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
+def _halves(x):
+    x = np.asarray(_only(x, "uint32"))
+    return [(x >> np.uint32(s)).astype(np.uint16).view(np.int16).astype(np.int32) for s in (0, 16)]
+
+
+@_define
+def _w_dot_pairs(run, acc, a, b):
+    (a0, a1), (b0, b1) = _halves(a), _halves(b)
+    return _only(acc, "int32") + a0 * b0 + a1 * b1
+
+
+def _bytes(x, first):
+    x = np.asarray(_only(x, "uint32"))
+    low, high = ((x >> np.uint32(s)).astype(np.int8).astype(np.uint16) for s in (first, first + 8))
+    return low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16))
+
+
+@_define
+def _w_bytes_low(run, x):
+    return _bytes(x, 0)
+
+
+@_define
+def _w_bytes_high(run, x):
+    return _bytes(x, 16)
+
+
+@_define
+def _w_thread(run):
+    return run.tid
+
+
+@_define
+def _w_threads(run):
+    return np.uint32(run.kernel.threads)
+
+
+@_define
+def _w_block(run):
+    return (run.block_of % run.grid[0]).astype(np.uint32)
+
+
+@_define
+def _w_block_y(run):
+    return (run.block_of // run.grid[0]).astype(np.uint32)
+
+
+@_define
+def _w_blocks(run):
+    return np.uint32(run.grid[0])
+
+
+def _load(memory, result, count=1):
+    """memory: the type in memory; result: the type of the value."""
+    size = np.dtype(memory).itemsize
+
+    def word(run, address):
+        at = run.places(address, size * count)[:, None] + np.arange(size * count)
+        found = run.device._memory[at].view(memory)
+        columns = [np.ascontiguousarray(found[:, i]).astype(result) for i in range(count)]
+        return tuple(columns) if count > 1 else columns[0]
+
+    return word
+
+
+for _kind, _memory, _result in (
+    ("f32", np.float32, np.float32), ("i32", np.int32, np.int32), ("u32", np.uint32, np.uint32),
+    ("u16", np.uint16, np.uint32), ("u8", np.uint8, np.uint32), ("i8", np.int8, np.int32),
+    ("half", np.float16, np.float32),
+):  # fmt: skip
+    for _verb in ("load", "fetch"):
+        WORDS[f"{_verb}_{_kind}"] = _load(_memory, _result)
+WORDS["fetch_u32x2"] = _load(np.uint32, np.uint32, 2)
+WORDS["fetch_u32x4"] = _load(np.uint32, np.uint32, 4)
+WORDS["fetch_f32x4"] = _load(np.float32, np.float32, 4)
+
+
+def _store(memory, source):
+    size = np.dtype(memory).itemsize
+
+    def word(run, address, *values):
+        at = run.places(address, size * len(values))[:, None] + np.arange(size * len(values))
+        values = [run.vector(_only(v, source)).astype(memory) for v in values]
+        raw = np.ascontiguousarray(np.stack(values, 1)).view(np.uint8)
+        active = slice(None) if run.mask is None else run.mask
+        run.device._memory[at[active]] = raw[active]
+
+    return word
+
+
+for _kind, _memory, _source in (
+    ("f32", np.float32, "float32"), ("i32", np.int32, "int32"), ("u32", np.uint32, "uint32"),
+    ("u16", np.uint16, "uint32"), ("u8", np.uint8, "uint32"), ("u32x4", np.uint32, "uint32"),
+):  # fmt: skip
+    WORDS[f"store_{_kind}"] = _store(_memory, _source)
+
+
+class SharedMemory:
+    """Every block's shared memory, and who touched each word since when."""
+
+    def __init__(self, run, nbytes: int):
+        self.nbytes = nbytes
+        blocks = run.grid[0] * run.grid[1]
+        self.words = np.full(blocks * nbytes // 4, 0xFFFFFFFF, np.uint32)
+        self.writer, self.reader = (np.full(len(self.words), -1) for _ in range(2))
+        self.written, self.read = (np.zeros(len(self.words), np.int64) for _ in range(2))
+        self.now = 1
+        self.block_sync = np.zeros(run.count, np.int64)
+        self.warp_sync = np.zeros(run.count, np.int64)
+
+    def sync(self, run, block: bool) -> None:
+        self.now += 1
+        times = (self.block_sync, self.warp_sync) if block else (self.warp_sync,)
+        for time in times:
+            time[slice(None) if run.mask is None else run.mask] = self.now
+
+    def places(self, run, address, size: int, write: bool) -> np.ndarray:
+        """Word indices [threads, size / 4], checked for bounds, alignment and races."""
+        address = number(address)
+        if address.dtype != np.uint32:
+            raise KernelError(f"a shared address is u32, not {address.dtype}")
+        at = run.vector(address).astype(np.int64)
+        if run.mask is not None:
+            at = np.where(run.mask, at, at[run.mask][0])
+        if ((at % size != 0) | (at + size > self.nbytes)).any():
+            raise KernelError(f"shared address out of {self.nbytes} bytes or not aligned to {size}")
+        words = (run.block_of * (self.nbytes // 4) + at // 4)[:, None] + np.arange(size // 4)
+        active = slice(None) if run.mask is None else run.mask
+        self.check(run, words[active], np.arange(run.count)[active], write)
+        return words
+
+    def check(self, run, words, me, write: bool) -> None:
+        for other, time in ((self.writer, self.written), (self.reader, self.read))[: 1 + write]:
+            who, when = other[words], time[words]
+            same = run.warp_of[np.maximum(who, 0)] == run.warp_of[me][:, None]
+            same &= who >= 0
+            last = self.block_sync[me][:, None]
+            last = np.where(same, np.maximum(last, self.warp_sync[me][:, None]), last)
+            bad = (who != -1) & (who != me[:, None]) & (when >= last)
+            if bad.any():
+                raise KernelError("a race in shared memory: no barrier since another thread")
+        if write:
+            self.writer[words], self.written[words] = me[:, None], self.now
+        else:
+            # -2: several threads read it since the barrier
+            fresh = (self.reader[words] == -1) | (self.read[words] < self.block_sync[me][:, None])
+            alone = fresh | (self.reader[words] == me[:, None])
+            self.reader[words] = np.where(alone, me[:, None], -2)
+            self.read[words] = self.now
+
+
+@_define
+def _w_shared(run, nbytes):
+    if run.shared is not None or not isinstance(nbytes, int) or nbytes % 16:
+        raise KernelError("a kernel has one shared array, of a plain multiple of 16 bytes")
+    run.shared = SharedMemory(run, nbytes)
+    return np.uint32(0)
+
+
+def _shared_load(result, count=1):
+    def word(run, address):
+        found = run.shared.words[run.shared.places(run, address, 4 * count, False)].view(result)
+        columns = [np.ascontiguousarray(found[:, i]) for i in range(count)]
+        return tuple(columns) if count > 1 else columns[0]
+
+    return word
+
+
+def _shared_store(source):
+    def word(run, address, *values):
+        words = run.shared.places(run, address, 4 * len(values), True)
+        values = [run.vector(_only(v, source)).view(np.uint32) for v in values]
+        active = slice(None) if run.mask is None else run.mask
+        run.shared.words[words[active]] = np.stack(values, 1)[active]
+
+    return word
+
+
+WORDS["shared_load_f32"] = _shared_load(np.float32)
+WORDS["shared_load_u32"] = _shared_load(np.uint32)
+WORDS["shared_load_u32x2"] = _shared_load(np.uint32, 2)
+WORDS["shared_load_u32x4"] = _shared_load(np.uint32, 4)
+WORDS["shared_store_f32"] = _shared_store("float32")
+WORDS["shared_store_u32"] = _shared_store("uint32")
+WORDS["shared_store_u32x4"] = _shared_store("uint32")
+
+
+@_define
+def _w_syncthreads(run):
+    run.together("syncthreads", run.block_of)
+    if run.shared:
+        run.shared.sync(run, True)
+
+
+@_define
+def _w_syncwarp(run):
+    run.together("syncwarp", run.warp_of)
+    if run.shared:
+        run.shared.sync(run, False)
+
+
+def _exchange(run, what, value, source):
+    run.together(what, run.warp_of)
+    if run.shared:
+        run.shared.sync(run, False)
+    return run.vector(number(value))[run.warp_of * 32 + source]
+
+
+@_define
+def _w_shuffle_xor(run, value, m):
+    return _exchange(run, "shuffle_xor", value, (np.arange(run.count) % 32) ^ m)
+
+
+@_define
+def _w_shuffle(run, value, source):
+    source = run.vector(number(source)).astype(np.int64) & 31
+    return _exchange(run, "shuffle", value, source)
+
+
+def _vote(run, what, value):
+    run.together(what, run.warp_of)
+    if run.shared:
+        run.shared.sync(run, False)
+    return run.vector(_only(value, "bool")).reshape(-1, 32)
+
+
+@_define
+def _w_any_lane(run, value):
+    return _vote(run, "any_lane", value).any(1).repeat(32)
+
+
+@_define
+def _w_all_lanes(run, value):
+    return _vote(run, "all_lanes", value).all(1).repeat(32)
