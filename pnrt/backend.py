@@ -8,12 +8,15 @@ y = b.matmul(W, x, activations="q8_0")
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pnrt.errors import DeviceError
 from pnrt.program import FORMAT_OPS, Program, Step
+
+if TYPE_CHECKING:
+    from pnrt.models.state import Snapshot
 
 BACKENDS = ("cpu", "reference")
 ACTIVATIONS = ("q8_0", "f32")
@@ -53,12 +56,19 @@ class Session(Protocol):
 
         Args:
             inputs: slot -> [T, width] float32 for the slots the step reads; "tokens" [T] for
-                embed; of a cache [start + T, width], or left out for what the session holds.
-        Returns: [T, width] float32. Overwrites slots, so it is for after a run.
+                embed; of a cache [start + T, width], of a state its array before the first row, or
+                left out for what the session holds.
+        Returns: [T, width] float32. Overwrites slots (not states), so it is for after a run.
         """
 
     def reset(self) -> None:
         """Forget every token."""
+
+    def snapshot(self) -> Snapshot:
+        """A copy of caches and states."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put caches and states back."""
 
     def close(self) -> None:
         """Give the memory back."""

@@ -8,7 +8,7 @@ with pnrt.load("model.gguf") as model:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from pnrt.container.gguf import GGUFFile, open_gguf
 from pnrt.errors import ModelError
 from pnrt.models.config import Config, read_config
 from pnrt.models.rope import rope_tables
-from pnrt.models.rotation import read_rotation
-from pnrt.models.weights import check_weights
+from pnrt.models.rotation import Rotation, read_rotation
+from pnrt.models.state import Snapshot
+from pnrt.models.steps import SIGNS
+from pnrt.models.weights import check_weights, mtp_tensors
 from pnrt.program import Program
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 # the default context: enough for a chat, and the caches are only touched as they fill
 DEFAULT_CONTEXT = 8192
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,15 +38,18 @@ Progress = Callable[[str, int, int], None]
 class Model:
     """A loaded model; made by `load`, a context manager.
 
-    config: Config; file: GGUFFile; program: Program; context: tokens it can hold; position: tokens
-    it has read; threads; tokenizer (built when first asked for).
+    config: Config; file: GGUFFile; rotation: Rotation; program: Program; context: tokens it can
+    hold; position: tokens it has read; threads; notes: sentences about what of the file is not
+    used; tokenizer (built when first asked for).
     """
 
     def __init__(
-        self, file: GGUFFile, config: Config, program: Program, session: Any, context: int
-    ):
-        self.file, self.config, self.program = file, config, program
+        self, file: GGUFFile, config: Config, rotation: Rotation, program: Program, session: Any,
+        context: int,
+    ):  # fmt: skip
+        self.file, self.config, self.rotation, self.program = file, config, rotation, program
         self.session, self.context = session, context
+        self.notes = _notes(file, config)
         self.threads = session.threads
 
     def __enter__(self) -> Model:
@@ -74,6 +78,24 @@ class Model:
     def reset(self) -> None:
         """Forget every token."""
         self.session.reset()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything the tokens read so far have left behind.
+
+        Recurrent blocks overwrite their state, so a prefix can only be gone back to with one.
+        """
+        return self.session.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; what follows has the bits it would have had then.
+
+        Raises: ModelError for a snapshot of another model, another kv, or longer than the context.
+        """
+        self.session.restore(snapshot)
+
+    def vector(self, name: str) -> np.ndarray:
+        """A weight that is not a matrix of products, decoded, as the program's steps name it."""
+        return _vector(self.file, self.rotation, name)
 
     def logits(self, tokens: Sequence[int], chunk: int = 512) -> np.ndarray:
         """Logits of every position, from an empty state.
@@ -160,7 +182,7 @@ def load(
         activations: 'q8_0' (8-bit, the fast one) or 'f32'; f32, f16 and bf16 weights take f32.
         kv: 'f16' or 'f32' cache.
         threads: None for what the affinity mask and container quota allow.
-        rotation: 'none' to vouch that a PN file without rotation keys is not rotated.
+        rotation: what a PN file without rotation keys needs said: 'none' or 'hadamard:BLOCK'.
         context: tokens the caches hold; None for the model's own, at most 8192.
         chunk: tokens at most per run of a prompt.
         extra_types: type ids mapped by hand to format names, e.g. {42: "e4m3"}.
@@ -175,21 +197,12 @@ def load(
     file = open_gguf(path, extra_types=extra_types)
     try:
         config = read_config(file)
-        if config.architecture not in ARCHITECTURES:
-            raise ModelError(
-                f"{path}: architecture {config.architecture} cannot be run yet; "
-                f"pnrt runs {', '.join(ARCHITECTURES)}"
-            )
         tensors = check_weights(file, config)
-        if read_rotation(file, rotation).kind != "none":
-            raise ModelError(
-                f"{path}: its weights are rotated, and pnrt cannot rotate activations yet; "
-                "running it unrotated would give fluent noise. Use an unrotated file"
-            )
+        rotated = read_rotation(file, rotation)
         context = _context(config, context)
-        program = _build(config, tensors)
+        program = build_program(config, {info.name for info in tensors.values()}, rotated)
         backends.check_program(engine, program, lambda name: _format(file, name))
-        weights = _read_weights(file, program, engine, tell)
+        weights = _read_weights(file, rotated, program, engine, tell)
         session = engine.bind(
             program,
             weights,
@@ -203,7 +216,7 @@ def load(
             f"compiling kernels, {seconds:.1f} s", done, total
         )
         session.prepare()
-        return Model(file, config, program, session, context)
+        return Model(file, config, rotated, program, session, context)
     except BaseException:
         file.close()
         raise
@@ -217,10 +230,27 @@ def _context(config: Config, asked: int | None) -> int:
     return asked
 
 
-def _build(config: Config, tensors: Any) -> Program:
-    from pnrt.models import llama
+def build_program(config: Config, tensors: Container[str], rotation: Rotation) -> Program:
+    """The program of a model.
 
-    return llama.build(config, {info.name for info in tensors.values()})
+    Args:
+        tensors: names present in the file.
+    """
+    from pnrt.models import llama, qwen35
+
+    family = qwen35 if config.architecture == "qwen35" else llama
+    return family.build(config, tensors, rotation)
+
+
+def _notes(file: GGUFFile, config: Config) -> tuple[str, ...]:
+    skipped = mtp_tensors(file, config)
+    if not skipped:
+        return ()
+    blocks = "1 block" if config.mtp_layers == 1 else f"{config.mtp_layers} blocks"
+    return (
+        f"skipped: {blocks} for drafting several tokens at once ({len(skipped)} tensors); "
+        "the result does not depend on them",
+    )
 
 
 def _format(file: GGUFFile, name: str) -> str | None:
@@ -231,15 +261,19 @@ def _format(file: GGUFFile, name: str) -> str | None:
 def _rope(file: GGUFFile, config: Config, context: int) -> tuple[np.ndarray, np.ndarray]:
     factors = None
     if "rope_freqs.weight" in file.tensors:
-        factors = _vector(file, "rope_freqs.weight")
+        factors = _vector(file, Rotation(), "rope_freqs.weight")
     return rope_tables(config, np.arange(context), factors)
 
 
-def _vector(file: GGUFFile, name: str) -> np.ndarray:
+def _vector(file: GGUFFile, rotation: Rotation, name: str) -> np.ndarray:
+    if name.startswith(SIGNS):
+        return rotation.signs[int(name.removeprefix(SIGNS))].astype(np.float32)
     return np.ascontiguousarray(file.tensors[name].format.decode(file.rows(name)).reshape(-1))
 
 
-def _read_weights(file: GGUFFile, program: Program, engine: Any, tell: Progress) -> dict[str, Any]:
+def _read_weights(
+    file: GGUFFile, rotation: Rotation, program: Program, engine: Any, tell: Progress
+) -> dict[str, Any]:
     """Matrices packed, vectors decoded, the embedding as (format, rows) of the mapped file."""
     matrices = program.matrices()
     total = sum(file.tensors[name].nbytes for name in matrices) // 2**20
@@ -258,5 +292,5 @@ def _read_weights(file: GGUFFile, program: Program, engine: Any, tell: Progress)
                 # a tied table is also a matrix: the look-up keeps the file's rows under its own key
                 weights[f"{name}:rows"] = (file.tensors[name].format.name, file.rows(name))
             elif name not in weights:
-                weights[name] = _vector(file, name)
+                weights[name] = _vector(file, rotation, name)
     return weights

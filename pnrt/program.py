@@ -22,8 +22,9 @@ FORMAT_OPS = ("embed", "matmul")
 class Step:
     """One operation.
 
-    name: stable, `blk.3.attn_norm`; op: entry of the backend's table; inputs: slots read;
-    weights: tensors read; output: slot written; numbers: sizes and constants of the op.
+    name: stable, `blk.3.attn_norm`; op: entry of the backend's table; inputs: slots read (a state
+    or cache among them is also written); weights: tensors read, or a rotation's signs under
+    `rotation.signs.K`; output: slot written; numbers: sizes and constants of the op.
     """
 
     name: str
@@ -39,8 +40,10 @@ class Program:
     """What one architecture computes for T tokens.
 
     slots: name -> width of a [T, width] float32 array; body: steps from token ids to the last
-    hidden state; head: steps from `head_input` to the logits, needed only for the rows whose logits
-    are wanted; caches: (kv heads, head dim) per attention layer; logits: the last slot.
+    hidden state; head: steps from there to the logits, needed only for the rows whose logits are
+    wanted; caches: (kv heads, head dim) per attention layer; states: name -> shape of a float32
+    array that a recurrent step reads and overwrites, zeros before the first token; logits: the last
+    slot.
     """
 
     architecture: str
@@ -48,6 +51,7 @@ class Program:
     body: tuple[Step, ...]
     head: tuple[Step, ...]
     caches: tuple[tuple[int, int], ...]
+    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     logits: str = "logits"
 
     @property
@@ -74,8 +78,8 @@ class Program:
                 width = 2 * self.caches[n["cache"]][0] * self.caches[n["cache"]][1]
             elif s.op == "attention":
                 width = n["heads"] * self.caches[n["cache"]][1]
-            elif s.op == "swiglu":
-                width = n["n"]
+            elif "n" in n:
+                width = n["n"] * n.get("heads", 1)
             elif s.output in s.inputs:
                 width = now[s.output]
             else:

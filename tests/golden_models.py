@@ -1,27 +1,47 @@
-"""The tiny models of tests/golden/models and llama.cpp's logits of them."""
+"""The tiny models of tests/golden/models and llama.cpp's logits of them.
+
+PNRT_GOLDEN_MODELS names a folder with more of them, at any depth, for a run on all there are.
+"""
 
 import functools
+import os
 from pathlib import Path
 
 import numpy as np
 
 import pnrt
+from pnrt import backend
+from pnrt.container.gguf import open_gguf
 
 HERE = Path(__file__).parent / "golden" / "models"
-MODELS = tuple(
-    sorted(p.stem for p in HERE.glob("*.gguf") if p.stem.startswith(("llama", "qwen2", "qwen3_")))
-)
+PATHS = {p.stem: p for p in sorted(HERE.glob("*.gguf"))}
+if "PNRT_GOLDEN_MODELS" in os.environ:
+    more = sorted(Path(os.environ["PNRT_GOLDEN_MODELS"]).rglob("*.gguf"))
+    PATHS |= {p.stem: p for p in more if p.with_suffix(".ref.npz").exists()}
+
+
+def _runs(path: Path) -> bool:
+    """Whether the CPU has products for every format of a file."""
+    have = {form for op, form, _ in backend.open("cpu").table() if op == "matmul"}
+    with open_gguf(path) as file:
+        formats = {t.format and t.format.name for t in file.tensors.values()}
+    return formats <= have
+
+
+# every architecture, and what is stored rotated: for comparisons with the reference's bits
+BITS = ("llama_m.pn", "llama_m.q4_0", "qwen2_s.f32", "qwen3_s.f32", "qwen35_s_mtp.f32")
+MODELS = tuple(sorted(name for name, path in PATHS.items() if _runs(path)))
 
 
 def path_of(name: str) -> Path:
     """The file of one model."""
-    return HERE / f"{name}.gguf"
+    return PATHS[name]
 
 
 @functools.cache
 def golden(name: str, mode: str) -> dict[str, np.ndarray]:
     """Arrays of `<name>.<mode>.npz`; empty where that was not recorded."""
-    path = HERE / f"{name}.{mode}.npz"
+    path = path_of(name).with_suffix(f".{mode}.npz")
     return dict(np.load(path)) if path.exists() else {}
 
 

@@ -7,6 +7,7 @@ import pnrt
 
 def run_reference(model, tokens, activations: str, kv: str) -> np.ndarray:
     """Logits [T, V] of a model's file, all tokens at once, from an empty state."""
-    options = {"backend": "reference", "activations": activations, "kv": kv, "rotation": "none"}
+    said = model.rotation.source.partition("--rotation ")[2] or None
+    options = {"backend": "reference", "activations": activations, "kv": kv, "rotation": said}
     with pnrt.load(model.file.path, context=model.context, **options) as judge:
         return judge.logits(tokens)

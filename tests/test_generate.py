@@ -10,10 +10,10 @@ from pnrt import reference
 from pnrt.formats import FORMATS
 from pnrt.testing import assert_bits_equal
 
-from .golden_models import MODELS, golden, load_golden, path_of
+from .golden_models import BITS, MODELS, golden, load_golden, path_of
 from .reference_run import run_reference
 
-JOBS = ("p1", "p7", "p33", "p70")
+JOBS = ("p1", "p7", "p33", "p70", "p130")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -45,7 +45,7 @@ def test_q8_0_activations_are_near_llama_cpp(name, record_property):
 
 
 @pytest.mark.parametrize("activations", ["q8_0", "f32"])
-@pytest.mark.parametrize("name", ["llama_m.pn", "llama_m.q4_0", "qwen3_s.f32", "qwen2_s.f32"])
+@pytest.mark.parametrize("name", BITS)
 def test_any_chunking_and_threads_give_the_references_bits(name, activations):
     tokens = golden(name, "ref")["p33.tokens"]
     expected = None

@@ -86,3 +86,35 @@ def swiglu_kernel(a, thread, threads):
         p, q, r = f32_at(x + t * wx * 4), f32_at(y + t * wy * 4), f32_at(out + t * wo * 4)
         for i in range(n):
             r[i] = _silu(p[i]) * q[i]
+
+
+@kernel(name="sigmoid")
+def sigmoid_kernel(a, thread, threads):
+    """out = sigmoid(x). Arguments: x, x width, out, out width, n, control."""
+    x, wx, out, wo, n = (
+        read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24), read_i64(a + 32),
+    )  # fmt: skip
+    first, last = share(read_i64(read_i64(a + 40)), thread, threads)
+    for t in range(first, last):
+        p, q = f32_at(x + t * wx * 4), f32_at(out + t * wo * 4)
+        for i in range(n):
+            q[i] = _sigmoid(p[i])
+
+
+@kernel(name="sigmoid_gate")
+def sigmoid_gate_kernel(a, thread, threads):
+    """out = x * sigmoid(gate), `heads` runs of n numbers; consecutive in x and out.
+
+    Arguments: x, x width, gate, gate width, out, out width, n, heads, stride (from run to run of
+    gate), first (of gate), control.
+    """
+    x, wx, gate, wg = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
+    out, wo, n, heads = read_i64(a + 32), read_i64(a + 40), read_i64(a + 48), read_i64(a + 56)
+    stride, offset = read_i64(a + 64), read_i64(a + 72)
+    first, last = share(read_i64(read_i64(a + 80)), thread, threads)
+    for t in range(first, last):
+        for h in range(heads):
+            p, r = f32_at(x + (t * wx + h * n) * 4), f32_at(out + (t * wo + h * n) * 4)
+            q = f32_at(gate + (t * wg + h * stride + offset) * 4)
+            for i in range(n):
+                r[i] = p[i] * _sigmoid(q[i])

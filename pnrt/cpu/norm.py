@@ -1,4 +1,4 @@
-"""RMS norm: a lane-32 sum of squares, then (x * r) * w with r = 1 / sqrt(mean + eps)."""
+"""RMS and L2 norms: a lane-32 sum of squares, then one factor r for the whole run of numbers."""
 
 from __future__ import annotations
 
@@ -37,19 +37,39 @@ def sum_of_squares(x, n):
 
 @kernel(name="rms_norm")
 def rms_norm_kernel(a, thread, threads):
-    """Normalize `heads` consecutive runs of n numbers per token, all by one weight.
+    """(x * r) * w with r = 1 / sqrt(mean + eps): `heads` runs of n numbers, all by one weight.
 
-    Arguments: x, x width, weight [n], out, out width, n, heads, eps bits, control.
+    Arguments: x, x width, weight [n], out, out width, n, heads, stride (from run to run of x; they
+    are consecutive in out), eps bits, control.
     """
     x, wx, weight = read_i64(a), read_i64(a + 8), read_i64(a + 16)
     out, wo, n, heads = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)
-    eps = bits_float(read_i32(a + 56))
-    first, last = share(read_i64(read_i64(a + 64)), thread, threads)
+    stride, eps = read_i64(a + 56), bits_float(read_i32(a + 64))
+    first, last = share(read_i64(read_i64(a + 72)), thread, threads)
     for t in range(first, last):
         for h in range(heads):
-            source, target = x + (t * wx + h * n) * 4, out + (t * wo + h * n) * 4
+            source, target = x + (t * wx + h * stride) * 4, out + (t * wo + h * n) * 4
             mean = sum_of_squares(source, n) / np.float32(n)
             r = np.float32(1.0) / np.sqrt(mean + eps)
             p, w, q = f32_at(source), f32_at(weight), f32_at(target)
             for i in range(n):
                 q[i] = (p[i] * r) * w[i]
+
+
+@kernel(name="l2_norm")
+def l2_norm_kernel(a, thread, threads):
+    """(x * r) * scale with r = 1 / sqrt(sum + eps), for `heads` consecutive runs of n numbers.
+
+    Arguments: x, x width, first (of x), out, out width, n, heads, eps bits, scale bits, control.
+    """
+    x, wx, offset = read_i64(a), read_i64(a + 8), read_i64(a + 16)
+    out, wo, n, heads = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)
+    eps, scale = bits_float(read_i32(a + 56)), bits_float(read_i32(a + 64))
+    first, last = share(read_i64(read_i64(a + 72)), thread, threads)
+    for t in range(first, last):
+        for h in range(heads):
+            source, target = x + (t * wx + offset + h * n) * 4, out + (t * wo + h * n) * 4
+            r = np.float32(1.0) / np.sqrt(sum_of_squares(source, n) + eps)
+            p, q = f32_at(source), f32_at(target)
+            for i in range(n):
+                q[i] = (p[i] * r) * scale

@@ -1,23 +1,20 @@
-"""The CPU backend: its table, and programs bound to memory.
-
-A session turns every step into kernel calls once; a token is then one run of the list inside one
-parallel region. Barriers stand only where a call reads or overwrites what another thread may still
-be working on: kernels that split their work by tokens keep to the same share and need none.
-"""
+"""The CPU backend: its table, and programs bound to weights, buffers and state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, refusal
-from pnrt.cpu import attention, elementwise, embed, matmul, norm, pack, rope, tap
+from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, pack, rope, rotate, tap
+from pnrt.cpu.binder import Binder, whole
 from pnrt.errors import DeviceError, FormatError, ModelError
 from pnrt.formats import FORMATS
-from pnrt.jit import Call, Script, default_threads, words
-from pnrt.program import Program, Step
+from pnrt.jit import Script, default_threads
+from pnrt.models.state import Snapshot
+from pnrt.program import Program
 
 # logits are computed for this many rows at a time, whatever the chunk
 HEAD_ROWS = 64
@@ -26,8 +23,16 @@ OPS = {
     "add": elementwise.add_kernel,
     "add_bias": elementwise.bias_kernel,
     "attention": attention.attention_kernels["f16"],
+    "conv_silu": delta.conv_silu_kernel,
+    "decay": delta.decay_kernel,
+    "delta": delta.delta_kernel,
+    "hadamard": rotate.hadamard_kernel,
+    "l2_norm": norm.l2_norm_kernel,
+    "regroup": rotate.regroup_kernel,
     "rms_norm": norm.rms_norm_kernel,
     "rope": rope.rope_kernel,
+    "sigmoid": elementwise.sigmoid_kernel,
+    "sigmoid_gate": elementwise.sigmoid_gate_kernel,
     "store_kv": rope.store_kernel,
     "swiglu": elementwise.swiglu_kernel,
     "take": embed.take_kernel,
@@ -94,7 +99,7 @@ class CpuBackend:
             return np.empty((0, weight.N), np.float32)
         mode = "f32" if weight.format in pack.FLOATS else activations
         inputs = matmul.Activations(weight.K, T, mode, count)
-        out = np.full((_whole(T, count), weight.panels * pack.ROWS), np.nan, np.float32)
+        out = np.full((whole(T, count), weight.panels * pack.ROWS), np.nan, np.float32)
         control, bad = np.array([T, 0], np.int64), np.zeros(1, np.int32)
         stack = pack.aligned(self.threads * matmul.STACK)
         calls = [
@@ -113,136 +118,6 @@ class CpuBackend:
     def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> CpuSession:
         """Bind a program; see CpuSession for the options."""
         return CpuSession(self, program, weights, **options)
-
-
-def _whole(n: int, count: int) -> int:
-    return -(-n // count) * count
-
-
-class _Binder:
-    """Turns steps into calls for one set of buffers and one number of tokens per tile."""
-
-    def __init__(self, session: CpuSession, count: int):
-        self.session, self.count = session, count
-        self.inputs: dict[tuple[str, str], matmul.Activations] = {}
-        self.filled: set[tuple[str, str]] = set()
-        self.names: list[str] = []
-        self.calls: list[tuple[Call, frozenset, frozenset, str]] = []
-
-    def emit(self, step: str, call: Call, reads: Iterable, writes: Iterable, split: str) -> None:
-        self.calls.append((call, frozenset(reads), frozenset(writes), split))
-        self.names.append(step)
-
-    def bind(self, steps: Iterable[Step], control: np.ndarray, capacity: int) -> None:
-        for step in steps:
-            getattr(self, step.op)(step, control, capacity)
-            self.filled = {key for key in self.filled if key[0] != step.output}
-
-    def script(self) -> Script:
-        """The calls with a barrier before each one that depends on another thread's work."""
-        calls = [call for call, *_ in self.calls]
-        reads, writes, since = set(), set(), set()
-        for i, (_, r, w, split) in enumerate(self.calls):
-            clash = (r & writes) or (w & (reads | writes))
-            if i and clash and (split != "tokens" or since != {"tokens"}):
-                reads, writes, since = set(), set(), set()
-                calls[i - 1] = calls[i - 1]._replace(barrier=True)
-            reads |= r
-            writes |= w
-            since.add(split)
-        return Script(calls)
-
-    def simple(self, step: Step, control: np.ndarray, which, *values) -> None:
-        arguments = words(*values, control)
-        call = Call(which, arguments, (values, control), False)
-        self.emit(step.name, call, step.inputs, (step.output,), "tokens")
-
-    def embed(self, step, control, capacity) -> None:
-        s = self.session
-        form, rows = s.weights[f"{step.weights[0]}:rows"]
-        out = s.slots[step.output]
-        kernel = embed.embed_kernel(form)
-        K = FORMATS[form].columns(rows.shape[1])
-        self.simple(
-            step, control, kernel, rows, rows.shape[1], K, s.tokens, out, out.shape[1]
-        )  # fmt: skip
-
-    def take(self, step, control, capacity) -> None:
-        x, out = self.session.slots[step.inputs[0]], self.session.slots[step.output]
-        n = self.session.program.slots[step.output]
-        self.simple(step, control, embed.take_kernel, x, x.shape[1], out, out.shape[1], n)
-
-    def rms_norm(self, step, control, capacity) -> None:
-        x, out = self.session.slots[step.inputs[0]], self.session.slots[step.output]
-        weight, n = self.session.vector(step.weights[0]), step.numbers
-        self.simple(
-            step, control, norm.rms_norm_kernel, x, x.shape[1], weight, out, out.shape[1],
-            n["n"], n["heads"], float(n["eps"]),
-        )  # fmt: skip
-
-    def add_bias(self, step, control, capacity) -> None:
-        x, bias = self.session.slots[step.output], self.session.vector(step.weights[0])
-        self.simple(step, control, elementwise.bias_kernel, x, x.shape[1], bias, bias.size)
-
-    def _pairwise(self, step, control, which, n) -> None:
-        x, y = (self.session.slots[name] for name in step.inputs)
-        out = self.session.slots[step.output]
-        self.simple(
-            step, control, which, x, x.shape[1], y, y.shape[1], out, out.shape[1], n
-        )  # fmt: skip
-
-    def add(self, step, control, capacity) -> None:
-        n = self.session.program.slots[step.output]
-        self._pairwise(step, control, elementwise.add_kernel, n)
-
-    def swiglu(self, step, control, capacity) -> None:
-        self._pairwise(step, control, elementwise.swiglu_kernel, step.numbers["n"])
-
-    def rope(self, step, control, capacity) -> None:
-        s, n = self.session, step.numbers
-        x = s.slots[step.output]
-        self.simple(
-            step, control, rope.rope_kernel, x, x.shape[1], n["heads"], n["dim"], n["pairs"],
-            n["neox"], *s.rope_tables,
-        )  # fmt: skip
-
-    def store_kv(self, step, control, capacity) -> None:
-        s, il = self.session, step.numbers["cache"]
-        k, v = (s.slots[name] for name in step.inputs)
-        groups, dim = s.program.caches[il]
-        keys, values = s.caches[il]
-        self.simple(
-            step, control, rope.store_kernel, k, k.shape[1], v, v.shape[1], groups, dim,
-            keys, values, s.positions, s.kv == "f16",
-        )  # fmt: skip
-
-    def attention(self, step, control, capacity) -> None:
-        s, n = self.session, step.numbers
-        q, out = s.slots[step.inputs[0]], s.slots[step.output]
-        groups, dim = s.program.caches[n["cache"]]
-        keys, values = s.caches[n["cache"]]
-        arguments = words(
-            q, q.shape[1], keys, values, out, out.shape[1], n["heads"], groups, dim, s.positions,
-            float(n["scale"]), control, s.scratch, s.scratch_bytes,
-        )  # fmt: skip
-        call = Call(attention.attention_kernels[s.kv], arguments, (s, control), False)
-        self.emit(step.name, call, step.inputs, (step.output,), "heads")
-
-    def matmul(self, step, control, capacity) -> None:
-        s, name = self.session, step.inputs[0]
-        weight = s.weights[step.weights[0]]
-        mode = "f32" if weight.format in pack.FLOATS else s.activations
-        key = (name, mode)
-        if key not in self.inputs or self.inputs[key].K != weight.K:
-            self.inputs[key] = matmul.Activations(weight.K, capacity, mode, self.count)
-            self.filled.discard(key)
-        inputs = self.inputs[key]
-        if key not in self.filled:
-            call = inputs.fill(s.slots[name], control, s.flag(step.name))
-            self.emit(step.name, call._replace(barrier=False), (name,), (key,), "tokens")
-            self.filled.add(key)
-        call = matmul.matmul(weight, inputs, s.slots[step.output], control, s.stack)
-        self.emit(step.name, call._replace(barrier=False), (key,), (step.output,), "rows")
 
 
 class CpuSession:
@@ -275,10 +150,11 @@ class CpuSession:
         self.backend, self.program, self.weights = backend, program, weights
         self.threads, self.progress = backend.threads, progress
         self.rope_tables = tuple(np.ascontiguousarray(t, np.float32) for t in rope_tables)
-        self.positions = _whole(positions, pack.ROWS)
+        self.positions = whole(positions, pack.ROWS)
         self.limit = positions
-        self.chunk = _whole(min(chunk, self.limit), matmul.TILE)
+        self.chunk = whole(min(chunk, self.limit), matmul.TILE)
         self.position = 0
+        self._spoiled = ""
         self._allocate()
         self.observer: Callable[[Tap], None] | None = None
         self._flags: list[tuple[str, np.ndarray]] = []
@@ -289,7 +165,7 @@ class CpuSession:
     def _allocate(self) -> None:
         kind = np.uint16 if self.kv == "f16" else np.float32
         widest = max((dim for _, dim in self.program.caches), default=0)
-        self.scratch_bytes = _whole((self.positions + 32 + _whole(widest, 64)) * 4, 64)
+        self.scratch_bytes = whole((self.positions + 32 + whole(widest, 64)) * 4, 64)
         self.scratch = pack.aligned(self.threads * self.scratch_bytes)
         self.stack = pack.aligned(self.threads * matmul.STACK)
         self.tokens = np.zeros(self.chunk, np.int64)
@@ -300,6 +176,8 @@ class CpuSession:
             )
             for g, dim in self.program.caches
         ]
+        # rows of a state are whole vectors: a lane behind the last column stays zero
+        self.states = {name: self._state(shape) for name, shape in self.program.states.items()}
         heads = {step.output for step in self.program.head}
         self.slots = {
             name: self._slot(_rows(name in heads, self.chunk), width)
@@ -309,8 +187,12 @@ class CpuSession:
         self.control, self.head_control = np.zeros(2, np.int64), np.zeros(2, np.int64)
 
     def _slot(self, rows: int, width: int) -> np.ndarray:
-        width = _whole(width, pack.ROWS)
+        width = whole(width, pack.ROWS)
         return pack.aligned(rows * width * 4).view(np.float32).reshape(rows, width)
+
+    def _state(self, shape: tuple[int, ...]) -> np.ndarray:
+        shape = (*shape[:-1], whole(shape[-1], pack.ROWS))
+        return pack.aligned(int(np.prod(shape)) * 4).view(np.float32).reshape(shape)
 
     def vector(self, name: str) -> np.ndarray:
         """A norm weight or bias, float32."""
@@ -325,7 +207,7 @@ class CpuSession:
         """The calls of 'body', 'head' or 'both' for one token or for tiles of them."""
         key = (part, count)
         if key not in self._scripts:
-            binder = _Binder(self, count)
+            binder = Binder(self, count)
             capacity = 1 if count == 1 else self.chunk
             if part in ("body", "both"):
                 binder.bind(self.program.body, self.control, capacity)
@@ -347,9 +229,15 @@ class CpuSession:
             tokens: [T] token ids.
             wanted: logits of how many of the last tokens.
         Returns: [wanted, V] float32.
-        Raises: ModelError when the context is full or a value is not finite.
+        Raises: ModelError when the context is full, a value is not finite, or was not in a run
+            before and the states have not been reset since.
         """
         T = len(tokens)
+        if self._spoiled:
+            raise ModelError(
+                f"the recurrent states are those of a failed run ({self._spoiled}): "
+                "reset() or restore() a snapshot first"
+            )
         if self.position + T > self.limit:
             raise ModelError(
                 f"the context is full: {self.position} + {T} tokens, it holds {self.limit}. "
@@ -384,6 +272,8 @@ class CpuSession:
             # one bad value spreads to later steps: the first names the cause, and all start clean
             for _, flag in self._flags:
                 flag[0] = 0
+            # a cache is written again at the same positions, a state has moved on
+            self._spoiled = bad[0] if self.program.states else ""
             raise ModelError(
                 f"{bad[0]}: an input is NaN, infinite or too large for 8-bit activations, at "
                 f"position {self.position} or after it. `pnrt check` tests the file's weights"
@@ -395,11 +285,51 @@ class CpuSession:
 
     def reset(self) -> None:
         """Forget every token."""
-        self.position = 0
+        self.position, self._spoiled = 0, ""
+        for state in self.states.values():
+            state[...] = 0
+
+    def snapshot(self) -> Snapshot:
+        """A copy of caches and states after the tokens read so far."""
+        n = self.position
+        keys, values = [], []
+        for key, value in self._views():
+            keys.append(key[:, : whole(n, pack.ROWS) // pack.ROWS].transpose(1, 3, 0, 2))
+            keys[-1] = keys[-1].reshape(-1, *keys[-1].shape[2:])[:n].copy()
+            values.append(value[:, :n].transpose(1, 0, 2).copy())
+        shapes = self.program.states
+        states = {name: s[..., : shapes[name][-1]].copy() for name, s in self.states.items()}
+        return Snapshot(self.program.architecture, n, self.kv, tuple(keys), tuple(values), states)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put caches and states back.
+
+        Raises: ModelError for a snapshot of another model, another kv or too many tokens.
+        """
+        snapshot.check(self.program, self.kv, self.limit)
+        n = snapshot.position
+        for (key, value), k, v in zip(self._views(), snapshot.keys, snapshot.values, strict=True):
+            for t in range(n):
+                key[:, t // pack.ROWS, :, t % pack.ROWS] = k[t]
+            value[:, :n] = v.transpose(1, 0, 2)
+        for name, state in snapshot.states.items():
+            self.states[name][..., : state.shape[-1]] = state
+        self.position, self._spoiled = n, ""
+
+    def _views(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per attention layer: keys [G, blocks, E, 16] and values [G, positions, E]."""
+        kind = np.float16 if self.kv == "f16" else np.float32
+        return [
+            (
+                keys.view(kind).reshape(groups, -1, dim, pack.ROWS),
+                values.view(kind).reshape(groups, -1, dim),
+            )
+            for (keys, values), (groups, dim) in zip(self.caches, self.program.caches, strict=True)
+        ]
 
     def close(self) -> None:
         """Drop the weights and buffers."""
-        self.weights, self.slots, self.caches = {}, {}, []
+        self.weights, self.slots, self.caches, self.states = {}, {}, [], {}
         self._scripts.clear()
 
 

@@ -225,6 +225,20 @@ def load_first(typingctx, address, n):
     return f32x16(types.int64, types.int64), emit
 
 
+@intrinsic
+def store_first(typingctx, address, n, value):
+    """Write the first n lanes and nothing behind them; n may exceed 16 or be negative."""
+
+    def emit(context, b, signature, args):
+        lanes = ir.Constant(i32x16.llvm, list(range(LANES)))
+        mask = b.icmp_signed("<", lanes, _splat(b, b.trunc(args[1], I32)))
+        inputs = [args[2], _pointer(b, args[0], f32x16.llvm), ir.Constant(I32, 4), mask]
+        _call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), inputs)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, f32x16), emit
+
+
 def _writer(value_type, align, convert=lambda b, v: v):
     @intrinsic
     def write(typingctx, address, value):
@@ -324,6 +338,7 @@ add_i = _binary(i32x16, lambda b, x, y: b.add(x, y))
 sub_i = _binary(i32x16, lambda b, x, y: b.sub(x, y))
 mul_i = _binary(i32x16, lambda b, x, y: b.mul(x, y))
 add = _binary(f32x16, lambda b, x, y: b.fadd(x, y))
+sub = _binary(f32x16, lambda b, x, y: b.fsub(x, y))
 mul = _binary(f32x16, lambda b, x, y: b.fmul(x, y))
 fma = _ternary(f32x16, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", x.type, [x, y, z]))
 to_f32 = _unary(f32x16, lambda b, x: b.sitofp(x, f32x16.llvm))
@@ -376,6 +391,19 @@ def butterfly(typingctx, low, high):
         return b.extract_element(v, ir.Constant(I32, 0))
 
     return types.float32(f32x16, f32x16), emit
+
+
+def hadamard_step(h: int):
+    """A function on a vector: of lanes h apart, a + b in the lower and a - b in the upper."""
+
+    def emit(b, v):
+        lanes = range(LANES)
+        other = ir.Constant(_vector(I32), [i ^ h for i in lanes])
+        upper = ir.Constant(_vector(ir.IntType(1)), [bool(i & h) for i in lanes])
+        partner = b.shuffle_vector(v, v, other)
+        return b.select(upper, b.fsub(partner, v), b.fadd(v, partner))
+
+    return _unary(f32x16, emit)
 
 
 @intrinsic

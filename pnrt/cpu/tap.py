@@ -12,6 +12,7 @@ import numpy as np
 
 from pnrt.backend import Tap
 from pnrt.cpu import matmul, pack
+from pnrt.cpu.binder import Binder
 from pnrt.errors import ModelError
 from pnrt.jit import Script
 from pnrt.program import Step
@@ -48,11 +49,13 @@ def redo(
     session: CpuSession, name: str, inputs: Mapping[str, np.ndarray], start: int
 ) -> np.ndarray:
     """Run one step alone, with activations quantized anew; see pnrt.backend.Session."""
-    from pnrt.cpu.session import _Binder
-
     steps, widths = _steps(session)
     step = steps[name]
     memory = {**session.slots, "tokens": session.tokens}
+    states = {i: session.states[i] for i in step.inputs if i in session.states}
+    before = {name: state.copy() for name, state in states.items()}
+    for state in states.keys() & inputs.keys():
+        states[state][..., : inputs[state].shape[-1]] = inputs[state]
     given = {slot: x for slot, x in inputs.items() if slot in memory}
     T = len(next(iter(given.values())))
     in_head = step in session.program.head
@@ -66,12 +69,14 @@ def redo(
         memory[slot][(slice(T), *map(slice, x.shape[1:]))] = x
     control = session.head_control if in_head else session.control
     control[:] = T, 0 if in_head else start
-    binder = _Binder(session, 1 if T == 1 else matmul.TILE)
+    binder = Binder(session, 1 if T == 1 else matmul.TILE)
     flags = len(session._flags)
     binder.bind([step], control, T)
     binder.script().run(session.threads)
     # a value that was not finite is seen in the result, not reported a second time
     del session._flags[flags:]
+    for state, kept in before.items():
+        states[state][...] = kept
     return _values(session, step, widths[name], start, T).copy()
 
 

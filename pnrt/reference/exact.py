@@ -135,12 +135,14 @@ def rope(x, cos, sin, neox: bool) -> np.ndarray:
     return out
 
 
-def hadamard(x, block: int, signs=None) -> np.ndarray:
-    """Blocks times the matrix (-1)^popcount(i & j) / sqrt(block), after the signs."""
-    x = np.asarray(x, f64) * (1 if signs is None else np.asarray(signs, f64))
+def hadamard(x, block: int, signs=None, inverse: bool = False) -> np.ndarray:
+    """Blocks times the matrix (-1)^popcount(i & j) / sqrt(block), after (or before) the signs."""
+    signs = 1 if signs is None else np.asarray(signs, f64)
+    x = np.asarray(x, f64) * (1 if inverse else signs)
     i = np.arange(block)
     matrix = 1.0 - 2.0 * (np.bitwise_count(i[:, None] & i) & 1)
-    return (x.reshape(-1, block) @ matrix / np.sqrt(block)).reshape(x.shape)
+    x = (x.reshape(-1, block) @ matrix / np.sqrt(block)).reshape(x.shape)
+    return x * signs if inverse else x
 
 
 def add(a, b) -> np.ndarray:

@@ -60,16 +60,17 @@ def rope(x, cos, sin, neox: bool) -> np.ndarray:
 
 
 @quiet
-def hadamard(x, block: int, signs=None) -> np.ndarray:
+def hadamard(x, block: int, signs=None, inverse: bool = False) -> np.ndarray:
     """Sylvester-Hadamard transform of each block of the last axis, scaled by 1 / sqrt(block).
 
     Order: signs first (exact), butterflies with h = 1, 2, 4, ..., then one multiplication by
-    1 / sqrt(block), which is computed in float64 and rounded once.
+    1 / sqrt(block), which is computed in float64 and rounded once. The inverse has the signs last.
 
     Args:
         x: [..., K] – vectors.
         block: a power of two that divides K.
         signs: [K] of +1 and -1, or None.
+        inverse: undo what the same call without it does.
     Returns:
         [..., K].
     Raises:
@@ -81,14 +82,16 @@ def hadamard(x, block: int, signs=None) -> np.ndarray:
             f"hadamard over {x.shape[-1]} columns: found block {block}; a power of two dividing "
             "the columns is needed. Correct the rotation's block sizes."
         )
-    out = x * np.asarray(signs, f32) if signs is not None else x.copy()
+    signs = f32(1) if signs is None else np.asarray(signs, f32)
+    out = x.copy() if inverse else x * signs
     h = 1
     while h < block:
         pairs = out.reshape(-1, 2, h)
         a, b = pairs[:, 0], pairs[:, 1]
         out = np.stack([a + b, a - b], axis=1)
         h *= 2
-    return out.reshape(x.shape) * f32(1 / np.sqrt(float(block)))
+    out = out.reshape(x.shape) * f32(1 / np.sqrt(float(block)))
+    return out * signs if inverse else out
 
 
 @quiet

@@ -30,7 +30,7 @@ def poison(*shape):
 @pytest.mark.parametrize("n", [24, 32, 100, 576])
 def test_rms_norm(n, threads):
     x, w, out = floats(5, n), floats(n), poison(5, n)
-    args = (x, n, w, out, n, n, 1, 1e-5, control(5))
+    args = (x, n, w, out, n, n, 1, n, 1e-5, control(5))
     run(norm.rms_norm_kernel, *args, threads=threads)
     assert_bits_equal("rms_norm", reference.rms_norm(x, w, 1e-5), out)
 
@@ -38,7 +38,7 @@ def test_rms_norm(n, threads):
 def test_rms_norm_of_heads_in_place():
     x, w = floats(3, 4 * 24), floats(24)
     expected = reference.rms_norm(x.reshape(3, 4, 24), w, 1e-6).reshape(3, 96)
-    run(norm.rms_norm_kernel, x, 96, w, x, 96, 24, 4, 1e-6, control(3), threads=2)
+    run(norm.rms_norm_kernel, x, 96, w, x, 96, 24, 4, 24, 1e-6, control(3), threads=2)
     assert_bits_equal("rms_norm", expected, x)
 
 
