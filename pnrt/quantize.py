@@ -22,7 +22,7 @@ from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.mixes import MIXES, Mix, find_mix, is_matrix
 from pnrt.models.rotate import choose_rotation, rotate_rows, rotation_keys
-from pnrt.models.rotation import PN_FORMATS, Rotation, read_rotation
+from pnrt.models.rotation import PN_FORMATS, ROTATION_KEYS, Rotation, read_rotation
 
 if TYPE_CHECKING:
     from pnrt.container.gguf import GGUFFile, TensorInfo
@@ -32,7 +32,6 @@ Progress = Callable[[str, int, int], None]
 # weights decoded at a time: 4 million float32 are 16 MB
 CHUNK = 1 << 22
 
-ROTATION_KEYS = ("pnrt.rotation.", "prism.hadamard.")
 _REPLACED = ("general.file_type", "general.quantization_version")
 
 

@@ -69,3 +69,36 @@ def test_synth_refuses(tmp_path, args, words):
     assert result.exit_code == 2
     assert words in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_plan(tiny):
+    shown = pnrt("plan", "--preset", "qwen3.8-27b-pn3", "--vram", "16280MiB").stdout
+    for words in ("12,473,886,720", "65,536 bytes per token", "59.8", "note:"):
+        assert words in shown
+    args = ("plan", tiny, "--ram", "1GiB", "--bandwidth", "20", "--json")
+    result = json.loads(pnrt(*args).stdout)
+    assert result["places"][0]["fits"] is True
+    assert result["bound"][0]["bandwidth"] == 20
+    own = json.loads(pnrt("plan", tiny, "--json").stdout)
+    assert [p["name"] for p in own["places"]] == ["CPU"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["FILE", "--preset", "tiny-qwen35"],
+        ["FILE", "--layers", "2"],
+        ["FILE", "--vram", "much"],
+        ["FILE", "--ram", ""],
+        ["--preset", "gpt"],
+        ["FILE", "--context", "999999"],
+        ["FILE", "--kv", "q8_0"],
+        ["FILE", "--bandwidth", "-1"],
+    ],
+)
+def test_plan_refuses(tiny, args):
+    result = pnrt("plan", *(tiny if a == "FILE" else a for a in args))
+    assert result.exit_code == 2
+    assert result.stderr
+    assert not result.stdout

@@ -22,6 +22,8 @@ PN_FORMATS = ("pn3t", "pn4t")
 EMBEDDING = "token_embd.weight"
 _OURS = "pnrt.rotation."
 _PRISM = "prism.hadamard."
+# a file with a key that starts so says how its weights are rotated
+ROTATION_KEYS = (_OURS, _PRISM)
 _OUR_KEYS = ("version", "type", "widths", "block_sizes", "sign_mode", "sign_values", "tensors")
 _PRISM_KEYS = (
     "version",
