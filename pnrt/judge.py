@@ -57,7 +57,7 @@ class ReferenceBackend:
         self, program: Program, weights: Mapping[str, Any], **options: Any
     ) -> ReferenceSession:
         """Bind a program; see ReferenceSession for the options."""
-        return ReferenceSession(program, weights, **options)
+        return ReferenceSession(self, program, weights, **options)
 
 
 class ReferenceSession:
@@ -75,6 +75,7 @@ class ReferenceSession:
 
     def __init__(
         self,
+        backend: ReferenceBackend,
         program: Program,
         weights: Mapping[str, Any],
         *,
@@ -86,7 +87,7 @@ class ReferenceSession:
     ):
         self.kv = check_choice("kv", kv, CACHE_TYPES)
         self.activations = check_choice("activations", activations, ACTIVATIONS)
-        self.program, self.weights = program, weights
+        self.backend, self.program, self.weights = backend, program, weights
         self.rope_tables, self.limit = rope_tables, positions
         self.chunk = min(chunk, positions)
         self.observer: Callable[[Tap], None] | None = None

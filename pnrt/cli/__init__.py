@@ -3,7 +3,16 @@
 Every import of weight is made inside the command that needs it, so that `pnrt --help` is instant.
 """
 
-from pnrt.cli import demo, files, measure, plan, text, write  # noqa: F401  (they register their commands)
+# they register their commands
+from pnrt.cli import (  # noqa: F401
+    demo,
+    files,
+    measure,
+    plan,
+    text,
+    trace,
+    write,
+)
 from pnrt.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -34,6 +34,47 @@ def load(
         yield model
 
 
+@contextlib.contextmanager
+def prompted(
+    path: Path,
+    prompt: str | None,
+    tokens: str | None,
+    e4m3_id: int | None = None,
+    **options: Any,
+) -> Iterator[tuple[Model, list[int]]]:
+    """A loaded model and the ids of -p TEXT or --tokens IDS, which fit its context.
+
+    Raises: ModelError for none or both of them, and for ids that do not fit.
+    """
+    if (prompt is None) == (tokens is None):
+        raise ModelError("this needs -p TEXT or --tokens IDS, and only one of them.")
+    ids = None if tokens is None else _ids(tokens)
+    with load(path, ids is None, e4m3_id, **options) as model:
+        if ids is None:
+            ids = model.tokenizer.encode(prompt, parse_special=True)
+        _fits(model, ids)
+        yield model, ids
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ModelError(
+            f"--tokens {text}: whole numbers with commas between are needed."
+        ) from None
+
+
+def _fits(model: Model, ids: list[int]) -> None:
+    from pnrt.stream import context
+
+    if not 0 < len(ids) <= context(model):
+        raise ModelError(f"{len(ids)} tokens; 1 to {context(model)} fit the context.")
+    bad = [i for i in ids if not 0 <= i < model.config.vocab_size]
+    if bad:
+        raise ModelError(f"token {bad[0]}: ids are 0 to {model.config.vocab_size - 1}.")
+
+
 def extra_types(e4m3_id: int | None) -> dict[int, str] | None:
     """The id that --e4m3-id gives to e4m3. Raises FormatError for one that is another format's."""
     if e4m3_id is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.loading import extra_types, load, naming, sampling
+from pnrt.cli.loading import extra_types, load, naming, prompted, sampling
 from pnrt.cli.options import (
     Activations,
     Cache,
@@ -27,10 +27,7 @@ from pnrt.cli.options import (
     TopP,
 )
 from pnrt.cli.output import ask, show, show_json, speeds, write
-from pnrt.errors import ModelError
-
-if TYPE_CHECKING:
-    from pnrt.generate import Model
+from pnrt.cli.watch import Dispatch, NanStop, watched
 
 
 @app.command()
@@ -50,6 +47,8 @@ def run(
     context: Context = None,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    nan_stop: NanStop = False,
+    dispatch: Dispatch = False,
     as_json: Json = False,
 ) -> None:
     """Continue a text; special tokens in it are understood."""
@@ -59,9 +58,10 @@ def run(
     with load(file, e4m3_id=e4m3_id, context=context, **options) as model:
         tokens = model.tokenizer.encode(prompt, parse_special=True)
         answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
-        for piece in answer:
-            if not as_json:
-                write(piece)
+        with watched(model, nan_stop, dispatch):
+            for piece in answer:
+                if not as_json:
+                    write(piece)
     if as_json:
         show_json(answer.report())
         return
@@ -145,38 +145,17 @@ def logits(
     chunk: Chunk = 512,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    nan_stop: NanStop = False,
+    dispatch: Dispatch = False,
 ) -> None:
     """Write float32 logits: keys `tokens` [T] int32, `logits` [V] or with --all [T, V]."""
     import numpy as np
 
     from pnrt.container.writer import atomic
 
-    if (prompt is None) == (tokens is None):
-        raise ModelError("logits needs -p TEXT or --tokens IDS, and only one of them.")
-    text = prompt is not None
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    with load(file, text, e4m3_id, **options) as model:
-        ids = _ids(tokens) if prompt is None else model.tokenizer.encode(prompt, parse_special=True)
-        _fits(model, ids)
-        values = model.eval(ids, chunk=chunk, all=all_positions)
+    with prompted(file, prompt, tokens, e4m3_id, **options) as (model, ids):
+        with watched(model, nan_stop, dispatch):
+            values = model.eval(ids, chunk=chunk, all=all_positions)
         with atomic(out) as stream:
             np.savez(stream, tokens=np.array(ids, np.int32), logits=np.asarray(values, np.float32))
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ModelError(
-            f"--tokens {text}: whole numbers with commas between are needed."
-        ) from None
-
-
-def _fits(model: Model, ids: list[int]) -> None:
-    from pnrt.stream import context
-
-    if not 0 < len(ids) <= context(model):
-        raise ModelError(f"{len(ids)} tokens; 1 to {context(model)} fit the context.")
-    bad = [i for i in ids if not 0 <= i < model.config.vocab_size]
-    if bad:
-        raise ModelError(f"token {bad[0]}: ids are 0 to {model.config.vocab_size - 1}.")
