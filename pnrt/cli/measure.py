@@ -13,6 +13,7 @@ from pnrt.cli.app import app
 from pnrt.cli.loading import load
 from pnrt.cli.options import Activations, Cache, Chunk, E4M3Id, File, Json, Rotation, Threads
 from pnrt.cli.output import progress, show
+from pnrt.errors import ModelError
 
 
 @app.command()
@@ -87,13 +88,64 @@ def bench(
 
 @app.command()
 def doctor(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="to probe")] = None,
     kernels: Annotated[bool, typer.Option(help="list every kernel by op and format")] = False,
+    rotation_probe: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="run FILE under each rotation; a text or a file of one"),
+    ] = None,
+    ctx: Annotated[int, typer.Option(help="tokens per window of a probe")] = 256,
+    chunks: Annotated[int, typer.Option(help="windows of a probe at most")] = 4,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say what this machine offers and what is missing; exit status 1 if something is."""
+    if (file is None) != (rotation_probe is None):
+        raise ModelError(
+            "doctor looks at the machine; with a FILE and --rotation-probe TEXT at that file. "
+            "Give both or neither."
+        )
+    if rotation_probe is not None:
+        _probe(file, rotation_probe, ctx, chunks, threads, as_json)
+        return
     from pnrt.doctor import doctor as examine
     from pnrt.screen import models as screen
 
     report = examine(kernels)
     show(as_json, report, lambda: screen.doctor_screen(report))
     raise typer.Exit(1 if report["problems"] else 0)
+
+
+def _probe(
+    file: Path, text: str, ctx: int, chunks: int, threads: int | None, as_json: bool
+) -> None:
+    """Perplexities of a text under each rotation the file may have."""
+    from pnrt import probe as probes
+    from pnrt.container.gguf import open_gguf
+    from pnrt.models.rotation import ROTATION_KEYS
+    from pnrt.score import text_windows
+    from pnrt.screen.plan import probe_table
+
+    words = _words(text)
+    with open_gguf(file) as opened:
+        silent = not any(key.startswith(ROTATION_KEYS) for key in opened.metadata)
+        probes.candidates(opened, None)
+    options = {"threads": threads, "rotation": "none" if silent else None, "context": ctx}
+    with load(file, **options) as model, progress() as tell:
+        ctx = min(ctx, len(model.tokenizer.encode(words)))
+        cut = text_windows(model, words, ctx, chunks)
+        rotations = probes.candidates(model.file, None if silent else model.rotation)
+        results = []
+        for found in probes.probe(model, rotations, cut):
+            results.append(found)
+            tell(f"{found.name}: {found.perplexity.value:.4g}", len(results), len(rotations))
+    said = probes.verdict(results)
+    show(as_json, {"probes": results, "verdict": said}, lambda: probe_table(results, said))
+
+
+def _words(text: str) -> str:
+    """The file's content if there is such a file, else the text itself."""
+    with contextlib.suppress(OSError):
+        if Path(text).is_file():
+            return Path(text).read_text(encoding="utf-8")
+    return text

@@ -14,7 +14,7 @@ Activations = Annotated[str, typer.Option(help="q8_0 or f32: how products see th
 Cache = Annotated[str, typer.Option("--kv", help="f16 or f32: how keys and values are kept")]
 Chunk = Annotated[int, typer.Option(min=1, help="prompt tokens per step; changes no result")]
 Rotation = Annotated[
-    str | None, typer.Option(help="`none` for a PN file that does not say if it is rotated")
+    str | None, typer.Option(help="none or hadamard:BLOCK, for a PN file that does not say it")
 ]
 Context = Annotated[int | None, typer.Option(min=1, help="tokens to make room for")]
 Temperature = Annotated[float, typer.Option("--temp", min=0, help="0 takes the likeliest token")]

@@ -10,13 +10,11 @@ import numpy as np
 from pnrt.errors import ModelError
 from pnrt.formats.base import parallel
 from pnrt.models.config import read_config
-from pnrt.models.rotation import Rotation
+from pnrt.models.rotation import Rotation, auto_block
 
 if TYPE_CHECKING:
     from pnrt.container.gguf import GGUFFile
 
-# larger blocks gain nothing that was measured, and 1024 divides every width of the 27B model
-LARGEST_BLOCK = 1024
 # products whose input is rotated; alpha and beta, look-ups and the output matrix are not among them
 _ROTATED = re.compile(
     r"blk\.(\d+)\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|down))\.weight"
@@ -45,7 +43,7 @@ def choose_rotation(file: GGUFFile, block: str | int) -> Rotation:
         found = _ROTATED.fullmatch(info.name)
         if not found or int(found[1]) >= config.n_layers:
             continue
-        b = size or min(LARGEST_BLOCK, info.columns & -info.columns)
+        b = size or auto_block(info.columns)
         if info.columns % b:
             raise ModelError(
                 f"{file.path}: --rotate {block}: tensor {info.name} has {info.columns} columns; "

@@ -22,6 +22,9 @@ PN_FORMATS = ("pn3t", "pn4t")
 EMBEDDING = "token_embd.weight"
 _OURS = "pnrt.rotation."
 _PRISM = "prism.hadamard."
+# `auto` takes no larger block: 1024 divides every width of the 27B model
+LARGEST_BLOCK = 1024
+_AUTO = -1
 # a file with a key that starts so says how its weights are rotated
 ROTATION_KEYS = (_OURS, _PRISM)
 _OUR_KEYS = ("version", "type", "widths", "block_sizes", "sign_mode", "sign_values", "tensors")
@@ -70,8 +73,8 @@ def read_rotation(file: GGUFFile, choice: str | None = None) -> Rotation:
 
     Args:
         file: GGUFFile.
-        choice: "none", "hadamard:BLOCK" or None – what the user said (--rotation); it decides
-            only for a file that declares nothing, and must not contradict one that does.
+        choice: "none", "hadamard:BLOCK", "hadamard:auto" or None – what the user said (--rotation);
+            it decides only for a file that declares nothing, and must not contradict one that does.
     Returns:
         The Rotation.
     Raises:
@@ -90,7 +93,8 @@ def read_rotation(file: GGUFFile, choice: str | None = None) -> Rotation:
             "both must say the same. " + _ADVICE
         )
     if declared:
-        if block is not None and {block} != (set(declared[0].blocks.values()) or {0}):
+        blocks = declared[0].blocks or {1: 0}
+        if block is not None and any(_size(block, w) != b for w, b in blocks.items()):
             raise ModelError(
                 f"{file.path}: --rotation {choice}: the file itself declares "
                 f"{_describe(declared[0])} ({declared[0].source}); a choice must not "
@@ -117,16 +121,28 @@ def _pn_tensors(file: GGUFFile) -> list[Any]:
     ]
 
 
+def auto_block(width: int) -> int:
+    """The largest power of two that divides a width, at most LARGEST_BLOCK."""
+    return min(LARGEST_BLOCK, width & -width)
+
+
+def _size(block: int, width: int) -> int:
+    return auto_block(width) if block == _AUTO else block
+
+
 def _parse_choice(choice: str) -> int:
     """The block size a user's words name, 0 for none."""
     if choice == "none":
         return 0
+    if choice == "hadamard:auto":
+        return _AUTO
     kind, _, number = choice.partition(":")
     block = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 0
     if kind != "hadamard" or block < 2 or block & (block - 1):
         raise ModelError(
             f"--rotation: found {choice!r}; needed none, or hadamard:BLOCK with a power of two "
-            "from 2, such as hadamard:1024. Say how the file was made."
+            "from 2, such as hadamard:1024, or hadamard:auto for the largest that divides each "
+            "width. Say how the file was made."
         )
     return block
 
@@ -143,7 +159,7 @@ def _chosen(file: GGUFFile, choice: str, block: int) -> Rotation:
             "rotation can be chosen by hand. Leave --rotation out."
         )
     for info in rotated:
-        if info.columns % block:
+        if info.columns % _size(block, info.columns):
             raise ModelError(
                 f"{file.path}: --rotation {choice}: tensor {info.name} has {info.columns} "
                 f"columns; needed a multiple of {block}. Choose a block that divides "
@@ -151,7 +167,7 @@ def _chosen(file: GGUFFile, choice: str, block: int) -> Rotation:
             )
     return Rotation(
         kind="hadamard",
-        blocks={info.columns: block for info in rotated},
+        blocks={info.columns: _size(block, info.columns) for info in rotated},
         tensors=frozenset(info.name for info in rotated),
         source=f"--rotation {choice}",
     )

@@ -1,13 +1,16 @@
-"""Screens about models on paper: plan, synth."""
+"""Screens about models on paper and what is not known of a file: plan, synth, probe."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pnrt.plan import Place
 from pnrt.screen.parts import Renderable, bits, facts, group, shape, size, table
+
+if TYPE_CHECKING:
+    from pnrt.plan import Place
+    from pnrt.probe import Probe
 
 
 def plan_screen(result: dict[str, Any]) -> Renderable:
@@ -72,6 +75,18 @@ def _bound(bound: list[dict[str, Any]]) -> Renderable:
         speed = f"{row['tokens_per_second']:.1f}"
         out.add_row(str(row["context"]), size(row["bytes"]), speed)
     return group(Text(title), out)
+
+
+def probe_table(results: list[Probe], verdict: str) -> Renderable:
+    """Perplexities side by side, the lowest marked."""
+    out = table("rotation", "blocks by width", "tokens", "perplexity", "error", right=(2, 3, 4))
+    best = min(r.perplexity.value for r in results)
+    for r in results:
+        blocks = ", ".join(f"{w}: {b}" for w, b in r.blocks.items()) or "none"
+        value, error = (f"{n:.6g}" for n in (r.perplexity.value, r.perplexity.error))
+        style = "bold green" if r.perplexity.value == best else None
+        out.add_row(r.name, blocks, str(r.tokens), value, error, style=style)
+    return group(out, Text(verdict))
 
 
 def synth_screen(result: dict[str, Any]) -> Renderable:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fake_file import fake
 
+import pnrt
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.demo import write_tiny_model
 from pnrt.errors import ModelError
@@ -236,3 +237,15 @@ def test_a_silent_source_keeps_what_its_owner_said(tiny, tmp_path):
     with open_gguf(tmp_path / "x.gguf") as file, open_gguf(tmp_path / "r.gguf") as r:
         assert read_rotation(file).tensors == read_rotation(r).tensors
         assert read_rotation(file).blocks == {320: 64, 576: 64}
+
+
+def test_a_rotated_model_says_what_the_original_says(tiny, tmp_path):
+    quantize_file(tiny, tmp_path / "r.gguf", "f16", [(".", "f32")], rotate="auto")
+    tokens = list(range(40, 60))
+    with (
+        pnrt.load(tiny, activations="f32", kv="f32") as plain,
+        pnrt.load(tmp_path / "r.gguf", activations="f32", kv="f32") as rotated,
+    ):
+        assert sum(step.op == "hadamard" for step in rotated.program.steps) == 2 * 4
+        wanted, got = plain.logits(tokens), rotated.logits(tokens)
+    assert np.abs(got - wanted).max() < 1e-4 * wanted.std()

@@ -212,3 +212,12 @@ def test_one_says_none():
         del file.metadata[key]
     file.metadata |= {OURS + "version": 1, OURS + "type": "none"}
     refuse(file, "none in one and hadamard in the other")
+
+
+def test_the_largest_block_of_each_width():
+    file = fake("llama_m.pn")
+    file.add("blk.0.ffn_down.weight", (16, 6144), "pn4t")
+    rotation = read_rotation(file, "hadamard:auto")
+    assert rotation.blocks == {192: 64, 320: 64, 6144: 1024}
+    assert read_rotation(fake("qwen35_m.pnrot"), "hadamard:auto").blocks[128] == 128
+    refuse(fake("qwen35_m.pnrots"), "contradict", choice="hadamard:auto")
