@@ -9,6 +9,7 @@ from pnrt.cli import (  # noqa: F401
     files,
     measure,
     plan,
+    proof,
     text,
     trace,
     write,
