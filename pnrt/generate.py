@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pnrt import backend as backends
-from pnrt.container.gguf import GGUFFile, open_gguf
+from pnrt.container.gguf import open_gguf
 from pnrt.errors import ModelError
+from pnrt.formats.repack import Repack
 from pnrt.models.config import Config, read_config
 from pnrt.models.rope import rope_tables
 from pnrt.models.rotation import Rotation, read_rotation
 from pnrt.models.state import Snapshot
-from pnrt.models.steps import SIGNS
 from pnrt.models.weights import check_weights, mtp_tensors
 from pnrt.program import Program
+from pnrt.reading import WeightReader
 
 if TYPE_CHECKING:
     from pnrt.text.sampling import Sampler
@@ -40,16 +41,16 @@ class Model:
 
     config: Config; file: GGUFFile; rotation: Rotation; program: Program; context: tokens it can
     hold; position: tokens it has read; threads; notes: sentences about what of the file is not
-    used; tokenizer (built when first asked for).
+    used, or used in another form; tokenizer (built when first asked for).
     """
 
     def __init__(
-        self, file: GGUFFile, config: Config, rotation: Rotation, program: Program, session: Any,
-        context: int,
-    ):  # fmt: skip
-        self.file, self.config, self.rotation, self.program = file, config, rotation, program
+        self, reader: WeightReader, config: Config, program: Program, session: Any, context: int
+    ):
+        self.reader, self.file, self.rotation = reader, reader.file, reader.rotation
+        self.config, self.program = config, program
         self.session, self.context = session, context
-        self.notes = _notes(file, config)
+        self.notes = _notes(reader, config)
         self.threads = session.threads
 
     def __enter__(self) -> Model:
@@ -95,7 +96,7 @@ class Model:
 
     def vector(self, name: str) -> np.ndarray:
         """A weight that is not a matrix of products, decoded, as the program's steps name it."""
-        return _vector(self.file, self.rotation, name)
+        return self.reader.vector(name)
 
     def logits(self, tokens: Sequence[int], chunk: int = 512) -> np.ndarray:
         """Logits of every position, from an empty state.
@@ -173,6 +174,8 @@ def load(
     context: int | None = None,
     chunk: int = 512,
     extra_types: Mapping[int, str] | None = None,
+    validate: bool = True,
+    repack: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF model.
@@ -186,13 +189,18 @@ def load(
         context: tokens the caches hold; None for the model's own, at most 8192.
         chunk: tokens at most per run of a prompt.
         extra_types: type ids mapped by hand to format names, e.g. {42: "e4m3"}.
+        validate: refuse weights that break a rule of their format (NaN scales, reserved bits);
+            False only to watch what they do.
+        repack: 'mxfp8:ceil' or 'mxfp8:floor' takes e4m3 weights as mxfp8; see formats.repack.
         progress: told (what, done, total).
     Raises:
         FileError, ModelError, DeviceError: before any weight is read.
+        FormatError: a block breaks a rule of its format.
     """
     tell = progress or (lambda what, done, total: None)
     backends.check_choice("activations", activations, backends.ACTIVATIONS)
     backends.check_choice("kv", kv, backends.CACHE_TYPES)
+    target = Repack.parse(repack) if repack else None
     engine = backends.open(backend, threads)
     file = open_gguf(path, extra_types=extra_types)
     try:
@@ -201,12 +209,13 @@ def load(
         rotated = read_rotation(file, rotation)
         context = _context(config, context)
         program = build_program(config, {info.name for info in tensors.values()}, rotated)
-        backends.check_program(engine, program, lambda name: _format(file, name))
-        weights = _read_weights(file, rotated, program, engine, tell)
+        reader = WeightReader(file, rotated, validate, target)
+        backends.check_program(engine, program, reader.format)
+        weights = reader.read(program, engine, tell)
         session = engine.bind(
             program,
             weights,
-            rope_tables=_rope(file, config, context),
+            rope_tables=_rope(reader, config, context),
             positions=context,
             chunk=chunk,
             kv=kv,
@@ -216,7 +225,7 @@ def load(
             f"compiling kernels, {seconds:.1f} s", done, total
         )
         session.prepare()
-        return Model(file, config, rotated, program, session, context)
+        return Model(reader, config, program, session, context)
     except BaseException:
         file.close()
         raise
@@ -242,55 +251,22 @@ def build_program(config: Config, tensors: Container[str], rotation: Rotation) -
     return family.build(config, tensors, rotation)
 
 
-def _notes(file: GGUFFile, config: Config) -> tuple[str, ...]:
-    skipped = mtp_tensors(file, config)
-    if not skipped:
-        return ()
-    blocks = "1 block" if config.mtp_layers == 1 else f"{config.mtp_layers} blocks"
-    return (
-        f"skipped: {blocks} for drafting several tokens at once ({len(skipped)} tensors); "
-        "the result does not depend on them",
-    )
+def _notes(reader: WeightReader, config: Config) -> tuple[str, ...]:
+    notes = []
+    skipped = mtp_tensors(reader.file, config)
+    if skipped:
+        blocks = "1 block" if config.mtp_layers == 1 else f"{config.mtp_layers} blocks"
+        notes.append(
+            f"skipped: {blocks} for drafting several tokens at once ({len(skipped)} tensors); "
+            "the result does not depend on them"
+        )
+    if reader.repack:
+        notes.append(reader.repack.sentence())
+    return tuple(notes)
 
 
-def _format(file: GGUFFile, name: str) -> str | None:
-    form = file.tensors[name].format
-    return form.name if form else None
-
-
-def _rope(file: GGUFFile, config: Config, context: int) -> tuple[np.ndarray, np.ndarray]:
+def _rope(reader: WeightReader, config: Config, context: int) -> tuple[np.ndarray, np.ndarray]:
     factors = None
-    if "rope_freqs.weight" in file.tensors:
-        factors = _vector(file, Rotation(), "rope_freqs.weight")
+    if "rope_freqs.weight" in reader.file.tensors:
+        factors = reader.vector("rope_freqs.weight")
     return rope_tables(config, np.arange(context), factors)
-
-
-def _vector(file: GGUFFile, rotation: Rotation, name: str) -> np.ndarray:
-    if name.startswith(SIGNS):
-        return rotation.signs[int(name.removeprefix(SIGNS))].astype(np.float32)
-    return np.ascontiguousarray(file.tensors[name].format.decode(file.rows(name)).reshape(-1))
-
-
-def _read_weights(
-    file: GGUFFile, rotation: Rotation, program: Program, engine: Any, tell: Progress
-) -> dict[str, Any]:
-    """Matrices packed, vectors decoded, the embedding as (format, rows) of the mapped file."""
-    matrices = program.matrices()
-    total = sum(file.tensors[name].nbytes for name in matrices) // 2**20
-    weights: dict[str, Any] = {}
-    done = 0
-    for name in matrices:
-        tell("packing weights, MiB", done // 2**20, total)
-        info = file.tensors[name]
-        weights[name] = engine.pack(info.format.name, file.rows(name), info.columns)
-        file.drop_pages(name)
-        done += info.nbytes
-    tell("packing weights, MiB", total, total)
-    for step in program.steps:
-        for name in step.weights:
-            if step.op == "embed":
-                # a tied table is also a matrix: the look-up keeps the file's rows under its own key
-                weights[f"{name}:rows"] = (file.tensors[name].format.name, file.rows(name))
-            elif name not in weights:
-                weights[name] = _vector(file, rotation, name)
-    return weights

@@ -385,7 +385,8 @@ def test_nan_scales_are_refused(models, tmp_path):
     path = rewrite(models / "pn.gguf", tmp_path / "nan.gguf", tensors=broken)
     result = pnrt("run", path, "-p", "x", "-n", "1")
     assert result.exit_code == 2
-    assert "NaN" in result.stderr
+    assert "blk.0.ffn_up.weight row 2 block 1 (byte 0x" in result.stderr
+    assert "scale d is nan; it must be finite" in result.stderr
     assert "pnrt check" in result.stderr
 
 

@@ -105,11 +105,29 @@ def test_weights_that_are_not_finite_name_the_step(tmp_path):
     with open(copy, "r+b") as file:
         file.seek(info.offset)
         file.write(np.array([np.nan], np.float16).tobytes())
+    with pytest.raises(pnrt.FormatError, match=r"ffn_up\.weight row 0 block 0 .*scale d is nan"):
+        pnrt.load(copy, rotation="none")
+    # whoever wants to watch the NaN spread may
     with (
-        pnrt.load(copy, rotation="none") as model,
+        pnrt.load(copy, rotation="none", validate=False) as model,
         pytest.raises(pnrt.ModelError, match=r"blk\.0\.ffn_down: an input is NaN"),
     ):
         model.eval([1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_norm.weight"])
+def test_vectors_and_the_embedding_are_looked_at_too(tmp_path, name):
+    copy = tmp_path / "nan.gguf"
+    shutil.copy(path_of("llama_m.pn"), copy)
+    with pnrt.container.gguf.open_gguf(copy) as file:
+        info = file.tensors[name]
+    form, nan = info.format, np.array([np.nan], np.float16 if info.format.group else np.float32)
+    offset = form.halves[0][0] if form.group else 0
+    with open(copy, "r+b") as file:
+        file.seek(info.offset + offset)
+        file.write(nan.tobytes())
+    with pytest.raises(pnrt.FormatError, match=rf"{name} row 0 block 0 .*must be finite"):
+        pnrt.load(copy, rotation="none")
 
 
 def test_close_and_load_again():

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from pnrt.cli.output import progress
 from pnrt.errors import FormatError, ModelError
 
@@ -27,6 +29,8 @@ def load(
 
     with progress() as tell:
         model = pnrt.load(path, extra_types=extra_types(e4m3_id), progress=tell, **options)
+    for note in model.notes:
+        typer.echo(note, err=True)
     with model:
         if text:
             with naming(path):

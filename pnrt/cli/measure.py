@@ -11,7 +11,17 @@ import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import load
-from pnrt.cli.options import Activations, Cache, Chunk, E4M3Id, File, Json, Rotation, Threads
+from pnrt.cli.options import (
+    Activations,
+    Cache,
+    Chunk,
+    E4M3Id,
+    File,
+    Json,
+    Repack,
+    Rotation,
+    Threads,
+)
 from pnrt.cli.output import progress, show
 from pnrt.errors import ModelError
 
@@ -30,6 +40,7 @@ def score(
     kv: Cache = "f16",
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    repack: Repack = None,
     as_json: Json = False,
 ) -> None:
     """Perplexity of a model on a text; with --against the distance of two models."""
@@ -38,7 +49,7 @@ def score(
 
     words = text.read_text(encoding="utf-8")
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"context": ctx, "e4m3_id": e4m3_id}
+    options |= {"context": ctx, "e4m3_id": e4m3_id, "repack": repack}
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load(file, **options))
         cut = scores.text_windows(model, words, ctx, chunks)
@@ -69,6 +80,7 @@ def bench(
     chunk: Chunk = 512,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    repack: Repack = None,
     as_json: Json = False,
 ) -> None:
     """Time a model: prompt and generated tokens per second."""
@@ -76,8 +88,9 @@ def bench(
     from pnrt.screen import models as screen
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
+    options |= {"e4m3_id": e4m3_id, "repack": repack}
     start = time.perf_counter()
-    with load(file, text=False, e4m3_id=e4m3_id, **options) as model:
+    with load(file, text=False, **options) as model:
         packed = time.perf_counter() - start
         with progress() as tell:
             result = time_model(model, prompt, n, repeats, chunk, tell)

@@ -32,6 +32,10 @@ E4M3Id = Annotated[
         help="the tensor type id that means e4m3 in this file; its proposal uses 42",
     ),
 ]
+Repack = Annotated[
+    str | None,
+    typer.Option(metavar="mxfp8[:ceil|:floor]", help="e4m3 weights as mxfp8; says the cost"),
+]
 ScaleEncoding = Annotated[
     str | None,
     typer.Option(metavar="f32|u32", help="what u32 scales of a .model's ternary tensors are"),

@@ -19,6 +19,7 @@ from pnrt.cli.options import (
     Json,
     MinP,
     Prompt,
+    Repack,
     Rotation,
     Seed,
     Temperature,
@@ -47,6 +48,7 @@ def run(
     context: Context = None,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    repack: Repack = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
     as_json: Json = False,
@@ -55,7 +57,8 @@ def run(
     from pnrt.stream import Answer
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    with load(file, e4m3_id=e4m3_id, context=context, **options) as model:
+    options |= {"e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
+    with load(file, context=context, **options) as model:
         tokens = model.tokenizer.encode(prompt, parse_special=True)
         answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
         with watched(model, nan_stop, dispatch):
@@ -85,6 +88,7 @@ def chat(
     context: Context = None,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    repack: Repack = None,
 ) -> None:
     """Talk with a model: one line per message, an empty line or end of input leaves."""
     from pnrt.stream import Answer, chat_tokens
@@ -93,7 +97,8 @@ def chat(
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    with load(file, e4m3_id=e4m3_id, context=context, **options) as model:
+    options |= {"e4m3_id": e4m3_id, "repack": repack}
+    with load(file, context=context, **options) as model:
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
             tokens = chat_tokens(model, messages)
@@ -145,6 +150,7 @@ def logits(
     chunk: Chunk = 512,
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
+    repack: Repack = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
 ) -> None:
@@ -154,7 +160,8 @@ def logits(
     from pnrt.container.writer import atomic
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    with prompted(file, prompt, tokens, e4m3_id, **options) as (model, ids):
+    options |= {"e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
+    with prompted(file, prompt, tokens, **options) as (model, ids):
         with watched(model, nan_stop, dispatch):
             values = model.eval(ids, chunk=chunk, all=all_positions)
         with atomic(out) as stream:

@@ -55,7 +55,8 @@ def trace(
             show(as_json, stored.index, lambda: screen.trace(stored.index, file.stat().st_size))
         return
     options = {"backend": backend, "threads": threads, "activations": activations, "kv": kv}
-    options["rotation"] = rotation
+    # who hunts a NaN wants to see what broken weights do; without that they are refused
+    options |= {"rotation": rotation, "validate": not nan_stop}
     with (
         prompted(file, prompt, tokens, e4m3_id, **options) as (model, ids),
         watched(model, nan_stop, dispatch) as also,

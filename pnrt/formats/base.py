@@ -156,6 +156,15 @@ class Format:
             for bad in sorted(self._findings(rows[part]))
         ]
 
+    def first_finding(self, rows: np.ndarray) -> Finding | None:
+        """The first broken rule in rows [N, row_bytes] uint8, None if there is none."""
+        rows = self._rows(rows)
+        for part in chunks(len(rows), self.columns(rows.shape[1])):
+            bad = min(self._findings(rows[part]), default=None)
+            if bad:
+                return bad._replace(row=part.start + bad.row)
+        return None
+
     # what a format describes: blocks [n, S] uint8, weights [n, B] float32
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
@@ -178,9 +187,10 @@ class Format:
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         """(block, byte inside it, found, allowed) for each broken rule of blocks [n, S]."""
         for offset, label in self.halves:
-            values = half(blocks, offset)
-            for i in np.flatnonzero(~np.isfinite(values)):
-                yield int(i), offset, f"scale {label} is {values[i]}", "it must be finite"
+            bits = field(blocks, offset, 1, np.uint16)[:, 0]
+            for i in np.flatnonzero(bits & 0x7C00 == 0x7C00):
+                value = bits[i : i + 1].view("<f2")[0]
+                yield int(i), offset, f"scale {label} is {value}", "it must be finite"
 
     # rows and errors
 

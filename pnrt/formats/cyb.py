@@ -38,6 +38,9 @@ class Fixed(Scalar):
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         return to_integer(x * self.one, self.kind).view(np.uint8)
 
+    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        return ()
+
 
 class Scaled(Format):
     """What cyb_q8 and cyb_q4 share: a 16-bit scale S / 256, the largest magnitude of the block."""

@@ -87,8 +87,9 @@ class FP8(Format):
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         yield from super().block_findings(blocks)
-        first = self.first_code
-        for i, e in np.argwhere(self.codes(blocks) & 0x7F == 0x7F):
+        first, nan = self.first_code, self.codes(blocks) & 0x7F == 0x7F
+        # looking for places is slow, and nearly always there are none
+        for i, e in np.argwhere(nan) if nan.any() else ():
             code = int(blocks[i, first + e])
             yield int(i), int(first + e), f"code {code:#04x} is a NaN", "codes must be finite"
 

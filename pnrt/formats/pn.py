@@ -126,7 +126,9 @@ class PN(Format):
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         yield from super().block_findings(blocks)
-        if not self.reserved:
+        # a quick look at all half-words first: nearly always there is nothing to find
+        halves = np.ascontiguousarray(blocks).view("<u2")
+        if not (self.reserved and np.bitwise_or.reduce(halves, axis=0)[1:].max() & 0x8000):
             return
         words = field(blocks, 2, WORDS, np.uint32)
         for i, w in np.argwhere(words & self.reserved):

@@ -30,7 +30,7 @@ def planted(tmp_path, tensor, at, data, source=PN):
 
 
 def stopped(path, **options):
-    options = {"rotation": "none", **options}
+    options = {"rotation": "none", "validate": False, **options}
     with package.load(path, **options) as model:
         model.session.observer = NanStop(model.file, model.session.activations)
         with pytest.raises(NotFinite) as caught:

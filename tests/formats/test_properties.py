@@ -113,6 +113,7 @@ def test_any_bytes(form):
             rows.reshape(-1, 34)[::2, 3::2] &= 0x7F
         findings = form.findings(rows)
         assert findings == sorted(findings)
+        assert form.first_finding(rows) == (findings or [None])[0]
         assert all(
             0 <= f.byte < rows.shape[1] and f.byte // form.nbytes == f.block for f in findings
         )
