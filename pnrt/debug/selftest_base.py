@@ -149,6 +149,7 @@ def run_steps(
     *,
     vectors: Arrays | None = None,
     caches: tuple[tuple[int, int], ...] = (),
+    states: Mapping[str, tuple[int, ...]] | None = None,
     rope: tuple[np.ndarray, np.ndarray] | None = None,
     start: int = 0,
     kv: str = "f32",
@@ -158,7 +159,7 @@ def run_steps(
     Args:
         tables: slot -> [P, width] float32; token t reads row t.
         steps, out, widths: the program and the slot that is returned, with its width.
-        vectors: weights by name.
+        vectors: weights by name; caches, states: as of a Program.
         start: tokens fed before the measured ones.
     Returns: [P - start, width] float32.
     """
@@ -173,7 +174,7 @@ def run_steps(
         rows = np.concatenate([table, np.full_like(table, np.nan)])
         bound[f"{name}.table:rows"] = ("f32", rows.view(np.uint8).reshape(2 * total, -1))
     head = (Step("rows_out", "take", (out,), (), "logits"),)
-    program = Program("selftest", slots, (*body, *steps), head, caches)
+    program = Program("selftest", slots, (*body, *steps), head, caches, states or {})
     if rope is None:
         rope = (np.ones((total, 1), f32), np.zeros((total, 1), f32))
     session = engine.bind(

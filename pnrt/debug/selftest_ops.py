@@ -8,6 +8,7 @@ from pnrt import reference
 from pnrt.backend import CACHE_TYPES, Backend
 from pnrt.debug.selftest_base import FLOAT_DATA, STEPS_NEED, Op, f32, floats, run_steps
 from pnrt.debug.selftest_products import Embedding, Matmul, Quantize
+from pnrt.debug.selftest_recurrent import RECURRENT
 from pnrt.program import Step
 from pnrt.reference import bounds, exact
 
@@ -22,8 +23,15 @@ class RmsNorm(Op):
     )
     simple = ("x", "w")
     sizes = tuple(
-        {"T": t, "H": h, "D": d, "eps": 2.0**-17}
-        for t, h, d in ((1, 1, 1), (2, 1, 100), (5, 1, 576), (3, 4, 24), (19, 2, 128))
+        # stride 2: behind each head lies something else
+        {"T": t, "H": h, "D": d, "stride": s, "eps": 2.0**-17}
+        for t, h, d, s in (
+            (1, 1, 1, 1),
+            (2, 1, 100, 1),
+            (5, 1, 576, 1),
+            (3, 4, 24, 2),
+            (19, 2, 128, 1),
+        )
     )
 
     def needs(self, p):
@@ -41,9 +49,12 @@ class RmsNorm(Op):
 
     def run(self, engine, p, a):
         t, h, d = a["x"].shape
-        numbers = {"n": d, "heads": h, "eps": p["eps"]}
+        stride = p["stride"] * d
+        numbers = {"n": d, "heads": h, "stride": stride, "eps": p["eps"]}
         step = Step("norm", "rms_norm", ("x",), ("w",), "y", numbers)
-        tables = {"x": a["x"].reshape(t, h * d)}
+        wide = np.full((t, h, stride), 7, f32)
+        wide[:, :, :d] = a["x"]
+        tables = {"x": wide.reshape(t, h * stride)}
         y = run_steps(engine, tables, [step], "y", {"y": h * d}, vectors={"w": a["w"]})
         return y.reshape(a["x"].shape)
 
@@ -260,6 +271,6 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Matmul(), Quantize(), Embedding(), RmsNorm(), Add(), Bias(), Swiglu(), Rope(),
-        Attention(), Softmax(),
+        Attention(), Softmax(), *RECURRENT,
     )
 }  # fmt: skip

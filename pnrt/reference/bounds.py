@@ -110,7 +110,7 @@ def hadamard(x, block: int, signs=None) -> np.ndarray:
     return _inside(gamma(steps) * total / np.sqrt(block) + LOST, total)
 
 
-def _sigmoid(x) -> np.ndarray:
+def sigmoid(x) -> np.ndarray:
     """exp (1 ulp is at most 2 u), the sum, the division; 0 where exp(-x) overflows."""
     return gamma(4) * exact.sigmoid(x) + np.where(np.asarray(x) < -88, 2.0**-127, 0.0) + LOST
 
@@ -119,7 +119,12 @@ def _gated(x, gate, factors: int) -> np.ndarray:
     x, gate = np.abs(np.asarray(x, f64)), np.asarray(gate, f64)
     with np.errstate(over="ignore"):
         y = x * exact.sigmoid(gate)
-        return _inside(x * _sigmoid(gate) + gamma(factors + 4) * y + LOST * (x + 1), y)
+        return _inside(x * sigmoid(gate) + gamma(factors + 4) * y + LOST * (x + 1), y)
+
+
+def silu(x) -> np.ndarray:
+    """A sigmoid and a product."""
+    return _gated(x, x, 1)
 
 
 def swiglu(gate, up) -> np.ndarray:

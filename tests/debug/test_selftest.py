@@ -24,8 +24,8 @@ class Faulty:
 
     name, threads = "cpu", 1
 
-    def __init__(self, matmul=None, logits=None, table=None):
-        self._right = backend.open("reference")
+    def __init__(self, matmul=None, logits=None, table=None, forgets=True):
+        self._right, self._forgets = backend.open("reference"), forgets
         self._matmul, self._logits, self._table = matmul, logits, table
 
     def table(self):
@@ -40,6 +40,8 @@ class Faulty:
 
     def bind(self, program, weights, **options):
         session = self._right.bind(program, weights, **options)
+        if not self._forgets:
+            session.reset = lambda: setattr(session, "position", 0)
         if self._logits is not None:
             run = session.run
             session.run = lambda tokens, wanted: self._logits(run(tokens, wanted), program)
@@ -54,7 +56,7 @@ def next_float(y, at):
 
 def test_a_small_part_of_the_grid_passes_on_the_cpu():
     told = []
-    report = selftest("cpu", ops=["rms_norm", "s*"], progress=lambda *a: told.append(a))
+    report = selftest("cpu", ops=["rms_norm", "sw*", "softmax"], progress=lambda *a: told.append(a))
     assert report.passed, report.failures
     assert set(report.executed) == {"rms_norm", "swiglu", "softmax"}
     assert report.judged["bound"] > 0.95 * report.judged["bits"]
@@ -109,6 +111,10 @@ def test_no_case_executed_is_not_a_pass():
 def test_what_no_case_tries_is_listed():
     engine = Faulty(table=[("add", "-", "a"), ("warp", "-", "w"), ("matmul", "zz", "m")])
     assert untested(engine) == ["matmul zz", "warp"]
+
+
+def test_the_grid_tries_all_the_cpu_has():
+    assert untested(backend.open("cpu")) == []
 
 
 # faults
@@ -176,6 +182,12 @@ def test_faults_of_steps_are_found():
     assert {f.kind for f in report.failures} == {"bits"}
     assert all("T=19" in f.case for f in report.failures)
     assert {f.case.split("(")[0] for f in report.failures} == {"add", "swiglu", "rope"}
+
+
+def test_a_state_that_outlives_a_reset_is_found():
+    report = selftest(Faulty(forgets=False), ops=["delta", "conv_silu"])
+    assert {f.kind for f in report.failures} == {"bits"}
+    assert len(report.failures) == sum(report.executed.values())
 
 
 def test_a_fault_in_both_is_seen_by_the_second_judge(monkeypatch):
