@@ -29,7 +29,14 @@ def _runs(path: Path) -> bool:
 
 
 # every architecture, and what is stored rotated: for comparisons with the reference's bits
-BITS = ("llama_m.pn", "llama_m.q4_0", "qwen2_s.f32", "qwen3_s.f32", "qwen35_s_mtp.f32")
+BITS = (
+    "llama_m.pn",
+    "llama_m.q4_0",
+    "qwen2_s.f32",
+    "qwen3_s.f32",
+    "qwen35_s_mtp.f32",
+    "qwen35_m.pnrots",
+)
 MODELS = tuple(sorted(name for name, path in PATHS.items() if _runs(path)))
 
 

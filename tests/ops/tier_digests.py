@@ -9,11 +9,10 @@ import sys
 
 import numpy as np
 
-import pnrt
 from pnrt import backend
 from pnrt.jit import cpu_features
 
-from ..golden_models import path_of
+from ..golden_models import load_golden
 from .cases import products, random_rows, random_x
 
 TOKENS = (1, 3)
@@ -33,9 +32,10 @@ def digests() -> dict[str, str]:
         weight = cpu.pack(name, random_rows(name, n, k), k)
         for t in TOKENS:
             note(f"matmul {name} {n}x{k} {mode} T={t}", cpu.matmul(weight, random_x(t, k), mode))
-    for kv in ("f16", "f32"):
-        with pnrt.load(path_of("llama_m.pn"), kv=kv, rotation="none", threads=1) as model:
-            note(f"llama_m.pn kv={kv}", model.logits(np.arange(1, 20), chunk=7))
+    for name in ("llama_m.pn", "qwen35_m.pnrots"):
+        for kv in ("f16", "f32"):
+            with load_golden(name, kv=kv, threads=1) as model:
+                note(f"{name} kv={kv}", model.logits(np.arange(1, 20), chunk=7))
     return found
 
 
