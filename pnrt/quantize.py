@@ -21,7 +21,7 @@ from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.mixes import MIXES, Mix, find_mix, is_matrix
-from pnrt.models.rotate import choose_rotation, rotate_rows, rotation_keys
+from pnrt.models.rotate import rotation_keys, rotation_to_apply
 from pnrt.models.rotation import PN_FORMATS, ROTATION_KEYS, Rotation, read_rotation
 
 if TYPE_CHECKING:
@@ -248,26 +248,6 @@ def quantize_file(
     return list(job.reports.values())
 
 
-def rotation_to_apply(
-    file: GGUFFile, rotate: str | int | None, declared: str | None
-) -> Rotation | None:
-    """The rotation `--rotate` means for a file, None without it.
-
-    Args: declared – what the user said about a source that does not say it (--rotation).
-    Raises: ModelError for a source that is rotated already, or may be.
-    """
-    if rotate is None:
-        return None
-    source = read_rotation(file, declared)
-    if source.kind != "none":
-        raise ModelError(
-            f"{file.path}: --rotate {rotate}: its weights are rotated already ({source.source}); "
-            "a second rotation on top cannot be declared. Leave --rotate out: the file stays "
-            "rotated as it is. For another rotation start from the original weights."
-        )
-    return choose_rotation(file, rotate)
-
-
 class _Job:
     """The state of one conversion: what was read, written and measured."""
 
@@ -328,7 +308,7 @@ class _Job:
                 x = info.format.decode(old)
                 _refuse_non_finite(self.file, info, first, x)
                 if decision.block:
-                    x = rotate_rows(x, decision.block, self.signs.get(info.columns), self.threads)
+                    x = self._rotated(x, decision.block)
                 try:
                     new = target.quantize(x, self.threads)
                 except FormatError as problem:
@@ -340,6 +320,12 @@ class _Job:
             yield memoryview(new).cast("B"), old.nbytes
         if not decision.kept:
             self.reports[info.name] = report
+
+    def _rotated(self, x: np.ndarray, block: int) -> np.ndarray:
+        # compiled code is loaded by the first rotation, not by the import
+        from pnrt.formats.fwht import rotate
+
+        return rotate(x, block, self.signs.get(x.shape[1]), self.threads)
 
     def _refuse_findings(self, info: TensorInfo, fmt, first: int, rows: np.ndarray) -> None:
         for found in fmt.findings(rows):

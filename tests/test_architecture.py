@@ -23,8 +23,8 @@ BELOW = {
     "reference": {"errors", "scalars", "formats"},
 }
 BACKENDS = {"backend", "cpu", "cuda"}
-# numba at the top of a module: the kernels, and the PN search that pn.py imports when it quantizes
-NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "formats/pn_search.py")
+# numba at the top of a module: the kernels, and what quantizing imports when it needs it
+NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "formats/pn_search.py", "formats/fwht.py")
 NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py")
 FRONT = ("cli/", "__main__.py")
 
@@ -146,7 +146,7 @@ def test_only_kernels_import_numba():
 
 def test_kernel_modules_are_imported_when_needed():
     """Nobody outside a kernel room loads one at the top of a module."""
-    targets = ("pnrt.cpu", "pnrt.cuda", "pnrt.formats.pn_search")
+    targets = ("pnrt.cpu", "pnrt.cuda", "pnrt.formats.pn_search", "pnrt.formats.fwht")
     wrong = [
         f"pnrt/{m.name}:{i.line} imports {i.module}"
         for m in modules()

@@ -39,7 +39,8 @@ def quantize(
 ) -> None:
     """Write a model in other weight formats."""
     from pnrt.container.gguf import open_gguf
-    from pnrt.quantize import plan, quantize_file, rotation_to_apply
+    from pnrt.models.rotate import rotation_to_apply
+    from pnrt.quantize import plan, quantize_file
     from pnrt.screen import models as screen
 
     rules = [_rule(text) for text in tensor_type or []]

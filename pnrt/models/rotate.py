@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.errors import ModelError
-from pnrt.formats.base import parallel
 from pnrt.models.config import read_config
-from pnrt.models.rotation import Rotation, auto_block
+from pnrt.models.rotation import Rotation, auto_block, read_rotation
 
 if TYPE_CHECKING:
     from pnrt.container.gguf import GGUFFile
@@ -19,8 +18,26 @@ if TYPE_CHECKING:
 _ROTATED = re.compile(
     r"blk\.(\d+)\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|down))\.weight"
 )
-# float64 weights rotated at once: block and temporaries stay in the second-level cache
-_CHUNK = 1 << 15
+
+
+def rotation_to_apply(
+    file: GGUFFile, rotate: str | int | None, declared: str | None
+) -> Rotation | None:
+    """The rotation `--rotate` means for a file, None without it.
+
+    Args: declared – what the user said about a source that does not say it (--rotation).
+    Raises: ModelError for a source that is rotated already, or may be.
+    """
+    if rotate is None:
+        return None
+    source = read_rotation(file, declared)
+    if source.kind != "none":
+        raise ModelError(
+            f"{file.path}: --rotate {rotate}: its weights are rotated already ({source.source}); "
+            "a second rotation on top cannot be declared. Leave --rotate out: the file stays "
+            "rotated as it is. For another rotation start from the original weights."
+        )
+    return choose_rotation(file, rotate)
 
 
 def choose_rotation(file: GGUFFile, block: str | int) -> Rotation:
@@ -129,39 +146,28 @@ def _all_signs(rotation: Rotation, widths: list[int]) -> list[int]:
     return np.concatenate(each).tolist()
 
 
-def rotate_rows(
-    x: np.ndarray, block: int, signs: np.ndarray | None = None, threads: int | None = None
-) -> np.ndarray:
+def rotate_rows(x: np.ndarray, block: int, signs: np.ndarray | None = None) -> np.ndarray:
     """Rotate weights: every row w becomes FWHT(signs * w), block by block.
+
+    The rule itself in NumPy; formats.fwht is its compiled form.
 
     Args:
         x: [N, K] float32 – finite.
         block: power of two that divides K.
         signs: [K] of +1 and -1, None for all +1.
-        threads: None for what the machine allows; the bits do not depend on it.
     Returns:
         [N, K] float32.
     Exact: the butterfly of MODELS.md 12.3 in float64, one multiplication by 1/sqrt(block), one
     rounding to float32.
     """
-    out = np.empty(x.shape, np.float32)
-    step = max(1, _CHUNK // x.shape[1])
-
-    def work(first: int) -> None:
-        rows = x[first : first + step].astype(np.float64)
-        if signs is not None:
-            rows *= signs
-        # element i of all blocks side by side: both halves of every butterfly are contiguous
-        y = np.ascontiguousarray(rows.reshape(-1, block).T)
-        h = 1
-        while h < block:
-            pairs = y.reshape(block // (2 * h), 2, h, -1)
-            difference = pairs[:, 0] - pairs[:, 1]
-            pairs[:, 0] += pairs[:, 1]
-            pairs[:, 1] = difference
-            h *= 2
-        y *= 1.0 / np.sqrt(block)
-        out[first : first + step] = y.T.reshape(rows.shape)
-
-    parallel(work, list(range(0, len(x), step)), threads)
-    return out
+    y = x.astype(np.float64)
+    if signs is not None:
+        y *= signs
+    h = 1
+    while h < block:
+        pairs = y.reshape(-1, 2, h)
+        difference = pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0] += pairs[:, 1]
+        pairs[:, 1] = difference
+        h *= 2
+    return (y * (1.0 / np.sqrt(block))).astype(np.float32)

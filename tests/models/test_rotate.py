@@ -13,6 +13,7 @@ from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.demo import write_tiny_model
 from pnrt.errors import ModelError
 from pnrt.formats import FORMATS
+from pnrt.formats.fwht import rotate
 from pnrt.models.rotate import choose_rotation, rotate_rows, rotation_keys
 from pnrt.models.rotation import Rotation, read_rotation
 from pnrt.quantize import plan, quantize_file
@@ -46,11 +47,13 @@ def test_the_transform_is_the_matrix_of_signs(block):
     np.testing.assert_allclose(rotate_rows(rotate_rows(x, block), block), x, rtol=0, atol=1e-6)
 
 
-def test_the_bits_do_not_depend_on_threads_or_chunks(monkeypatch):
-    x = normal(70, 2048)
-    wanted = rotate_rows(x, 1024, threads=1)
-    monkeypatch.setattr("pnrt.models.rotate._CHUNK", 5000)
-    np.testing.assert_array_equal(rotate_rows(x, 1024, threads=3), wanted)
+@pytest.mark.parametrize("block", [2, 16, 1024])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_compiled_form_has_the_same_bits(block, signed):
+    x, signs = normal(7, 3072), signs_of(3072) if signed else None
+    wanted = rotate_rows(x, block, signs)
+    for threads in (1, 2):
+        np.testing.assert_array_equal(rotate(x, block, signs, threads), wanted)
 
 
 @pytest.mark.parametrize("name", ["attn_qkv", "ssm_out", "ffn_down"])
@@ -226,9 +229,9 @@ def test_a_silent_source_keeps_what_its_owner_said(tiny, tmp_path):
             for t in file.tensors.values()
         ]
         write_gguf(tmp_path / "s.gguf", silent, plans)
-    for rotate in (None, 64):
+    for block in (None, 64):
         with pytest.raises(ModelError, match="fluent noise"):
-            quantize_file(tmp_path / "s.gguf", tmp_path / "x.gguf", "pn4", rotate=rotate)
+            quantize_file(tmp_path / "s.gguf", tmp_path / "x.gguf", "pn4", rotate=block)
     with pytest.raises(ModelError, match="rotated already"):
         quantize_file(
             tmp_path / "s.gguf", tmp_path / "x.gguf", "pn4", rotate=64, rotation="hadamard:64"
