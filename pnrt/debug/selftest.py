@@ -129,7 +129,7 @@ def _check_values(text: str, op: Op, given: dict, example: dict) -> None:
         if isinstance(example[name], str) and value not in _allowed(op.name, name):
             allowed = ", ".join(sorted(_allowed(op.name, name)))
             raise FormatError(f"case {text!r}: {name} is {value!r}; it is one of {allowed}.")
-        low = 0 if name in ("seed", "start") else 1
+        low = 0 if name in ("seed", "start", "skipped") else 1
         if isinstance(example[name], int) and not (isinstance(value, int) and value >= low):
             raise FormatError(
                 f"case {text!r}: {name} is {value!r}; a whole number from {low} is needed."

@@ -185,9 +185,13 @@ def test_faults_of_steps_are_found():
 
 
 def test_a_state_that_outlives_a_reset_is_found():
-    report = selftest(Faulty(forgets=False), ops=["delta", "conv_silu"])
-    assert {f.kind for f in report.failures} == {"bits"}
-    assert len(report.failures) == sum(report.executed.values())
+    for case in (
+        "delta(T=5,H=4,G=2,E=24,start=2,data=normal,seed=0)",
+        "conv_silu(T=19,C=40,J=4,start=0,data=normal,seed=0)",
+    ):
+        assert selftest(Faulty(), case=case).passed
+        report = selftest(Faulty(forgets=False), case=case)
+        assert [f.kind for f in report.failures] == ["bits"]
 
 
 def test_a_fault_in_both_is_seen_by_the_second_judge(monkeypatch):
