@@ -7,6 +7,7 @@ some makes sense under none of these.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -106,7 +107,9 @@ def under(model: Model, rotation: Rotation) -> Model:
         program, weights, rope_tables=old.rope_tables, positions=old.limit, chunk=old.chunk,
         kv=old.kv, activations=old.activations,
     )  # fmt: skip
-    return Model(model.file, model.config, rotation, program, session, model.context)
+    reader = copy.copy(model.reader)
+    reader.rotation = rotation
+    return Model(reader, model.config, program, session, model.context)
 
 
 def verdict(results: list[Probe]) -> str:
