@@ -267,7 +267,8 @@ def test_doctor_lists_kernels():
 def test_formats_table_and_errors(models, tmp_path):
     rows = {r["name"]: r for r in json.loads(pnrt("formats", "--json").stdout)}
     assert rows["pn3t"]["bits_per_weight"] == 3.4
-    assert rows["pn4t"]["cpu"]
+    assert "cpu" in rows["pn4t"]["backends"]
+    assert rows["f16"]["activations"] == ["f32"]
     svg = tmp_path / "formats.svg"
     result = pnrt("formats", "--error", models / "tiny.gguf", "--svg", svg)
     assert result.exit_code == 0

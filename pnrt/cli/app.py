@@ -40,7 +40,10 @@ class Commands(TyperGroup):
 
 
 def _fail(message: str) -> None:
-    typer.echo(message, err=True)
+    from pnrt.screen.parts import visible
+
+    # a message may quote a file: what it says must not drive the terminal
+    typer.echo(visible(message), err=True)
     raise typer.Exit(2)
 
 

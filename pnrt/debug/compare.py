@@ -61,7 +61,8 @@ def compare_files(
         extra_types, scale_encoding: as of `open_any`, for both files.
     Returns:
         a dict ready for JSON: metadata, a list of {"key", "a", "b"} that differ (None: missing),
-        tensors, a list of TensorDifference in A's order, and equal: whether nothing differs.
+        tensors, a list of TensorDifference in A's order, notes on a type nobody can decode, and
+        equal: whether nothing differs.
     """
     options = {"extra_types": extra_types, "scale_encoding": scale_encoding}
     with open_any(a, **options) as left, open_any(b, **options) as right:
@@ -72,8 +73,10 @@ def compare_files(
             if progress:
                 progress(name, done, len(names))
             tensors.append(_tensor(left, right, name))
+        strange = next((t.name for t in tensors if t.kind == "unknown type"), None)
+        notes = [f"{strange}: {_advice(left, right, strange)}"] if strange else []
     same = not metadata and all(t.kind == "same" for t in tensors)
-    return {"metadata": metadata, "tensors": tensors, "equal": same}
+    return {"metadata": metadata, "tensors": tensors, "notes": notes, "equal": same}
 
 
 def _metadata(left: MappedFile, right: MappedFile) -> list[dict[str, Any]]:
@@ -115,6 +118,11 @@ def _tensor(left: MappedFile, right: MappedFile, name: str) -> TensorDifference:
     left.drop_pages(name)
     right.drop_pages(name)
     return out
+
+
+def _advice(left: MappedFile, right: MappedFile, name: str) -> str:
+    file = left if left.tensors[name].format is None else right
+    return file.advice(file.tensors[name])
 
 
 def _type(info: TensorInfo | None) -> str:

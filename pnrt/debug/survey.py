@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pnrt import backend
+from pnrt.backend import ACTIVATIONS
 from pnrt.container.kinds import open_any
 from pnrt.container.mapped import MappedFile
-from pnrt.errors import FormatError, ModelError, PnrtError
-from pnrt.formats import FORMATS
+from pnrt.errors import DeviceError, FormatError, ModelError, PnrtError
+from pnrt.formats import FORMATS, Format
 
 Progress = Callable[[str, int, int], None]
 
@@ -20,7 +23,11 @@ ROWS = 64
 
 
 def format_rows() -> list[dict[str, Any]]:
-    """One row per format, ready for JSON: sizes, and whether the CPU backend multiplies it."""
+    """One row per format, ready for JSON.
+
+    Beside the sizes: activations, what a product may take on its other side, and backends, those
+    of this machine that have a product for it.
+    """
     served = _served()
     return [
         {
@@ -32,18 +39,34 @@ def format_rows() -> list[dict[str, Any]]:
             "group": f.group,
             "align": f.align,
             "weights": f.weight,
-            "cpu": f.name in served,
+            "activations": _activations(f),
+            "backends": [name for name, formats in served.items() if f.name in formats],
             "title": f.title,
         }
         for f in FORMATS.values()
     ]
 
 
-def _served() -> set[str]:
-    """Formats the CPU backend has a product for."""
-    from pnrt import backend
+def _activations(f: Format) -> list[str]:
+    if not f.weight:
+        return []
+    # weights without a scale take the order of float32 whatever is asked for
+    return list(ACTIVATIONS) if f.group else ["f32"]
 
-    return {fmt for op, fmt, _ in backend.open("cpu").table() if op == "matmul"}
+
+def _served() -> dict[str, set[str]]:
+    """Backend -> the formats it has a product for; backends this machine cannot run are left out.
+
+    The reference, the judge of the others, is no backend to run models on and not listed.
+    """
+    found = {}
+    for name in backend.BACKENDS:
+        if name == "reference":
+            continue
+        with contextlib.suppress(DeviceError):
+            table = backend.open(name).table()
+            found[name] = {form for op, form, _ in table if op == "matmul"}
+    return found
 
 
 def format_errors(

@@ -7,9 +7,23 @@ from typing import Any
 
 from rich.containers import Renderables
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
-from pnrt.screen.parts import Renderable, bar, bits, facts, group, number, shape, short, size, table
+from pnrt.screen.parts import (
+    Renderable,
+    bar,
+    bits,
+    facts,
+    group,
+    number,
+    safe,
+    shape,
+    short,
+    size,
+    table,
+    visible,
+)
 
 
 def file_screen(view: dict[str, Any]) -> Renderable:
@@ -22,15 +36,15 @@ def file_screen(view: dict[str, Any]) -> Renderable:
             value = f"[{inside}{', ...' if row['length'] > len(value) else ''}] {row['length']}"
         text = str(value)
         keys.add_row(
-            escape(row["key"]), row["type"],
-            escape(text if len(text) <= 120 else f"{text[:117]}...").replace("\n", "\\n"),
+            safe(row["key"]), row["type"],
+            safe(text if len(text) <= 120 else f"{text[:117]}..."),
         )  # fmt: skip
     tensors = table("tensor", "shape", "type", "offset", "bytes", right=(1, 3, 4))
     hashed = view["tensors"] and "sha256" in view["tensors"][0]
     if hashed:
         tensors.add_column("sha256", no_wrap=True)
     for t in view["tensors"]:
-        cells = [escape(t["name"]), shape(t["shape"]), t["type"], f"{t['offset']:#x}"]
+        cells = [safe(t["name"]), shape(t["shape"]), t["type"], f"{t['offset']:#x}"]
         cells += [str(t["bytes"])] + ([t["sha256"]] if hashed else [])
         tensors.add_row(*cells, style=None if t["known"] else "yellow")
     types = table("type", "tensors", "weights", "bytes", "bits/weight", right=(1, 2, 3, 4))
@@ -100,60 +114,82 @@ def block_screen(view: dict[str, Any]) -> Renderable:
 
 def check_screen(result: dict[str, Any]) -> Renderable:
     """Findings, one line each, then what is odd but not wrong."""
-    parts: list[Renderable] = [Text(str(f), style="red") for f in result["findings"]]
-    parts += [Text(f"note: {n}", style="yellow") for n in result["notes"]]
+    parts: list[Renderable] = [Text(visible(str(f)), style="red") for f in result["findings"]]
+    parts += [Text(visible(f"note: {n}"), style="yellow") for n in result["notes"]]
     count = len(result["findings"])
     last = f"{count} finding{'s' * (count != 1)}" if count else "nothing is wrong"
     return group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
 
 
 def compare_screen(result: dict[str, Any]) -> Renderable:
-    """What differs between two files; equal tensors are counted only."""
+    """What differs between two files, the first such block in bytes; equal tensors are counted."""
     parts: list[Renderable] = []
     if result["metadata"]:
-        out = table("key", "A*", "B*")
+        out = table("key*", "A*", "B*")
         for row in result["metadata"]:
-            out.add_row(row["key"], *(escape(str(row[s] or "-")) for s in ("a", "b")))
+            a, b = ("-" if row[s] is None else row[s] for s in ("a", "b"))
+            out.add_row(safe(row["key"]), safe(a), safe(b))
         parts.append(out)
     apart = [t for t in result["tensors"] if t.kind != "same"]
     if apart:
-        columns = ("tensor", "", "A", "B", "relative RMS", "max", "ulp", "first block")
-        out = table(*columns, right=(4, 5, 6, 7))
+        columns = ("tensor*", "", "A", "B", "relative RMS", "max", "ulp", "blocks", "first")
+        out = table(*columns, right=(4, 5, 6, 7, 8))
         for t in apart:
-            numbers = ("", "", "", "")
+            numbers = ("",) * 5
             if t.first:
                 row, block = t.first
                 numbers = (
-                    f"{t.relative_rms:.5f}", f"{t.max_error:.4g}", str(t.ulp), f"{row},{block}"
+                    f"{t.relative_rms:.5f}", f"{t.max_error:.4g}", str(t.ulp), str(t.blocks),
+                    f"{row},{block}",
                 )  # fmt: skip
-            out.add_row(t.name, t.kind, t.a, t.b, *numbers)
+            out.add_row(safe(t.name), t.kind, t.a, t.b, *numbers)
         parts.append(out)
+    first = next((t for t in apart if t.first), None)
+    if first:
+        parts += [Text(visible(f"{first.name} row {first.first[0]} block {first.first[1]}:")),
+                  _both_blocks(first), Text("")]  # fmt: skip
+    parts += [Text(visible(note), style="yellow") for note in result["notes"]]
     same = len(result["tensors"]) - len(apart)
     parts.append(Text(f"{same} of {len(result['tensors'])} tensors are the same bytes"))
     return Renderables(parts)
+
+
+def _both_blocks(t: Any) -> Renderable:
+    """The bytes of a block in A and in B; in one format those that differ stand out."""
+    a, b = bytes.fromhex(t.a_hex), bytes.fromhex(t.b_hex)
+    out = Table.grid(padding=(0, 2))
+    for title, raw, other in ((f"A {t.a}", a, b), (f"B {t.b}", b, a)):
+        text = Text()
+        for i, byte in enumerate(raw):
+            apart = t.a == t.b and byte != other[i]
+            text.append(f"{byte:02x}", "bold red" if apart else "")
+            text.append("\n" if i % 32 == 31 and i + 1 < len(raw) else " ")
+        out.add_row(title, text)
+    return out
 
 
 def converted(result: dict[str, Any]) -> Renderable:
     """What became of every tensor."""
     out = table("tensor*", "in GGUF*", "from", "to")
     for row in result["tensors"]:
-        out.add_row(escape(row["name"]), escape(row["to"]), row["source"], row["target"])
+        out.add_row(safe(row["name"]), safe(row["to"]), row["source"], row["target"])
     return group(out, Text(f"{result['file']}: {size(result['bytes'])}"))
 
 
 def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Every format; with measured errors a bar for each."""
-    measured = any(row.get("relative_rms") is not None for row in rows)
-    columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align", "cpu"]
+    measured = any("relative_rms" in row for row in rows)
+    columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align"]
+    columns += ["activations", "multiplied by"]
     out = table(*columns, "relative RMS" if measured else "what it is*", right=(1, 2, 3, 4, 5, 6))
     worst = max((row.get("relative_rms") or 0.0 for row in rows), default=0.0)
     for row in rows:
         last: Renderable = escape(row["title"])
         if measured:
-            last = bar(row.get("relative_rms"), worst)
+            last = bar(row["relative_rms"], worst)
         out.add_row(
-            row["name"], number(row["id"]), f"{row['bits_per_weight']:.4g}", str(row["block"]),
+            row["name"], number(row["id"]), bits(row["bits_per_weight"]), str(row["block"]),
             str(row["bytes"]), number(row["group"] or None), str(row["align"]),
-            "yes" if row["cpu"] else "-", last,
+            ", ".join(row["activations"]) or "-", ", ".join(row["backends"]) or "-", last,
         )  # fmt: skip
     return out

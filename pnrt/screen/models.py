@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from pnrt.score import Estimate, Perplexity
-from pnrt.screen.parts import Renderable, facts, group, shape, size, table, visible
+from pnrt.screen.parts import Renderable, facts, group, safe, shape, size, table, visible
 
 if TYPE_CHECKING:
     from pnrt.demo import Pair
@@ -27,7 +27,13 @@ def plan_table(decisions: Sequence[Decision]) -> Renderable:
     for d in decisions:
         style = "dim" if d.kept else ("yellow" if "no multiple" in d.reason else None)
         out.add_row(
-            d.name, shape(d.shape), d.source, d.target, f"{d.target_bytes}", d.reason, style=style
+            safe(d.name),
+            shape(d.shape),
+            d.source,
+            d.target,
+            f"{d.target_bytes}",
+            escape(d.reason),
+            style=style,
         )
     before = sum(d.source_bytes for d in decisions)
     after = sum(d.target_bytes for d in decisions)
@@ -53,12 +59,12 @@ def quantized(summary: dict[str, Any], reports: Sequence[TensorReport]) -> Rende
         for r in reports:
             row, block, worst = r.worst_block
             out.add_row(
-                r.name, r.source, r.target, f"{r.relative_rms:.5f}", f"{r.max_error:.4g}",
+                safe(r.name), r.source, r.target, f"{r.relative_rms:.5f}", f"{r.max_error:.4g}",
                 f"{row},{block}: {worst:.4f}",
             )  # fmt: skip
         parts.append(out)
     for d in summary["fallbacks"]:
-        parts.append(Text(f"{d.name}: {d.target}, because {d.reason}", style="yellow"))
+        parts.append(Text(f"{visible(d.name)}: {d.target}, because {d.reason}", style="yellow"))
     before, after = summary["source_bytes"], summary["bytes"]
     parts.append(Text(f"{summary['file']}: {size(before)} -> {size(after)}, checked"))
     return Renderables(parts)
@@ -101,7 +107,7 @@ def tokens_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Ids, tokens and bytes of a tokenized text."""
     out = table("id", "token", "bytes", right=(0,))
     for row in rows:
-        out.add_row(str(row["id"]), escape(row["token"]), row["bytes"])
+        out.add_row(str(row["id"]), safe(row["token"]), row["bytes"])
     return group(out, Text(f"{len(rows)} tokens"))
 
 

@@ -57,7 +57,7 @@ def facts(rows: Sequence[tuple[str, Any]]) -> Table:
     out.add_column(style="dim", no_wrap=True)
     out.add_column(overflow="fold")
     for name, value in rows:
-        out.add_row(name, value if isinstance(value, Text) else escape(str(value)))
+        out.add_row(name, value if isinstance(value, Text) else escape(visible(str(value))))
     return out
 
 
@@ -87,6 +87,11 @@ def bar(value: float | None, most: float) -> Renderable:
 def visible(text: str) -> str:
     """Text with control characters shown, so that a model cannot drive the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+
+
+def safe(text: Any) -> str:
+    """Text of a file for a screen: no markup, no control characters, one line."""
+    return escape(visible(str(text)).replace("\n", "\\n"))
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -73,6 +74,7 @@ def test_id_42_is_never_guessed(folder, monkeypatch, args):
         assert "not known" not in told.stdout
     elif args[0] == "compare":
         assert "unknown type" in plain.stdout
+        assert "would fit e4m3, q8_0" in " ".join(plain.stdout.split())
         assert "unknown type" not in told.stdout
     if args[0] in ("inspect", "quantize", "check", "formats"):
         assert told.exit_code == 0
@@ -138,3 +140,47 @@ def test_convert_refuses(folder, tmp_path):
         refused = pnrt(*args)
         assert refused.exit_code == 2
         assert "pnrt convert" in refused.stderr
+
+
+def test_compare_shows_the_first_block_in_bytes(folder, tmp_path):
+    other = tmp_path / "other.gguf"
+    shutil.copy(folder / "e4.gguf", other)
+    with open_gguf(other, extra_types={42: "e4m3"}) as file:
+        info = file.tensors["blk.0.ffn_up.weight"]
+        at = info.offset + 34 * (320 // 32 * 5 + 3)
+        old = file.rows(info.name)[5, 102:136].tobytes()
+    with open(other, "r+b") as stream:
+        stream.seek(at + 2)
+        stream.write(bytes([old[2] ^ 1]))
+    args = ("compare", folder / "e4.gguf", other, "--e4m3-id", "42")
+    shown = pnrt(*args)
+    assert shown.exit_code == 1
+    assert "blk.0.ffn_up.weight row 5 block 3:" in shown.stdout
+    new = bytes([*old[:2], old[2] ^ 1, *old[3:]])
+    for title, raw in (("A e4m3", old), ("B e4m3", new)):
+        assert f"{title}  {raw[:32].hex(' ')}" in shown.stdout
+    found = json.loads(pnrt(*args, "--json").stdout)
+    (tensor,) = [t for t in found["tensors"] if t["kind"] == "differs"]
+    assert (tensor["first"], tensor["blocks"]) == ([5, 3], 1)
+    assert (tensor["a_hex"], tensor["b_hex"]) == (old.hex(), new.hex())
+
+
+def test_a_hostile_file_cannot_drive_the_terminal(tmp_path):
+    name = "a\x1b[2J[bold]b"
+    rows = np.zeros((1, 128), np.uint8)
+    rows[0, 3] = 0x7F
+    rows[0, 2] = 0xC0
+    path = tiny(tmp_path / "h.gguf", [entry(name, "string", name)], {name: (0, (1, 32), rows)})
+    other = tiny(tmp_path / "o.gguf", [], {name: (1, (1, 32), np.zeros((1, 64), np.uint8))})
+    for args in (
+        ["inspect", path],
+        ["inspect", path, "--tensor", name],
+        ["inspect", path, "--tensor", name, "--block", "0,0"],
+        ["check", path],
+        ["compare", path, other],
+        ["run", path, "-p", "x"],
+        ["quantize", path, tmp_path / "q.gguf", "--mix", "pn4", "--dry-run"],
+    ):
+        output = pnrt(*args).output
+        assert "\x1b[2J" not in output, args
+        assert "\\x1b[2J[bold]b" in output or args[0] == "run", args
