@@ -83,8 +83,18 @@ class Backend(Protocol):
     def table(self) -> list[tuple[str, str, str]]:
         """Rows (op, format or '-', kernel name): everything this backend can do."""
 
-    def pack(self, format: str, rows: np.ndarray, K: int) -> Any:
-        """Arrange rows [N, row_bytes] uint8 of a format for this backend."""
+    def pack(
+        self,
+        format: str,
+        rows: np.ndarray,
+        K: int,
+        before: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Arrange rows [N, row_bytes] uint8 of a format for this backend.
+
+        before: told (first, last) before these rows are read; each row once, in order. Rows of
+        slices announced earlier are not read again.
+        """
 
     def matmul(self, weight: Any, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:
         """x [T, K] float32 times a packed matrix -> [T, N] float32."""

@@ -45,8 +45,16 @@ class ReferenceBackend:
             rows += [("matmul", form.name, "matmul"), ("embed", form.name, "embed")]
         return sorted(rows)
 
-    def pack(self, format: str, rows: np.ndarray, K: int) -> Matrix:
+    def pack(
+        self,
+        format: str,
+        rows: np.ndarray,
+        K: int,
+        before: Callable[[int, int], None] | None = None,
+    ) -> Matrix:
         """Nothing to arrange: the reference reads the file's bytes."""
+        if before:
+            before(0, len(rows))
         return Matrix(format, rows, K)
 
     def matmul(self, weight: Matrix, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:

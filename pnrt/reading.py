@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ from pnrt.models.steps import SIGNS
 from pnrt.program import Program
 
 Progress = Callable[[str, int, int], None]
+
+# bytes of a file validated at a time
+SLICE = 1 << 25
 
 
 class WeightReader:
@@ -48,15 +52,25 @@ class WeightReader:
         Raises: FormatError at the first block that breaks a rule of the stored format.
         """
         info, rows = self.file.tensors[name], self.file.rows(name)
-        bad = info.format.first_finding(rows) if self.validate else None
-        if bad:
-            byte = info.offset + bad.row * rows.shape[1] + bad.byte
+        step = max(1, SLICE // rows.shape[1])
+        for first in range(0, len(rows), step):
+            self._check(name, first, first + step)
+            self.file.drop_pages(name, first, min(first + step, len(rows)))
+        return self.repack.convert(name, info.format, rows) if self.repack else rows
+
+    def _check(self, name: str, first: int, last: int) -> None:
+        """Refuse rows first..last of a tensor if a block breaks a rule of the stored format."""
+        if not self.validate:
+            return
+        info, rows = self.file.tensors[name], self.file.rows(name)
+        if bad := info.format.first_finding(rows[first:last]):
+            row = first + bad.row
+            byte = info.offset + row * rows.shape[1] + bad.byte
             raise FormatError(
-                f"{self.file.path}: {name} row {bad.row} block {bad.block} (byte {byte:#x}): "
+                f"{self.file.path}: {name} row {row} block {bad.block} (byte {byte:#x}): "
                 f"{bad.found}; {bad.allowed}. Convert or fetch the file again; "
                 f"`pnrt check {self.file.path}` lists everything that is wrong."
             )
-        return self.repack.convert(name, info.format, rows) if self.repack else rows
 
     def vector(self, name: str) -> np.ndarray:
         """A vector as float32; also the signs of a rotation."""
@@ -73,12 +87,10 @@ class WeightReader:
         total = sum(self.file.tensors[name].nbytes for name in matrices) // 2**20
         weights: dict[str, Any] = {}
         done = 0
-        for name in matrices:
+        for name, after in itertools.zip_longest(matrices, matrices[1:]):
             tell("packing weights, MiB", done // 2**20, total)
-            info = self.file.tensors[name]
-            weights[name] = engine.pack(self.format(name), self.rows(name), info.columns)
-            self.file.drop_pages(name)
-            done += info.nbytes
+            weights[name] = self._pack(engine, name, after)
+            done += self.file.tensors[name].nbytes
         tell("packing weights, MiB", total, total)
         for step in program.steps:
             for name in step.weights:
@@ -88,3 +100,25 @@ class WeightReader:
                 elif name not in weights:
                     weights[name] = self.vector(name)
         return weights
+
+    def _pack(self, engine: Any, name: str, after: str | None) -> Any:
+        """One matrix: while a slice is packed, the next one is read; the last one's pages go.
+
+        after: the matrix that comes next.
+        """
+        info, form = self.file.tensors[name], self.format(name)
+        if form != info.format.name:
+            return engine.pack(form, self.rows(name), info.columns)
+
+        def before(first: int, last: int) -> None:
+            self.file.drop_pages(name, 0, first)
+            if last < info.rows:
+                self.file.fetch_pages(name, last, min(2 * last - first, info.rows))
+            elif after:
+                ahead = self.file.tensors[after]
+                self.file.fetch_pages(after, 0, min(ahead.rows, SLICE * ahead.rows // ahead.nbytes))
+            self._check(name, first, last)
+
+        weight = engine.pack(form, self.file.rows(name), info.columns, before)
+        self.file.drop_pages(name)
+        return weight

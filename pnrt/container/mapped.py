@@ -80,13 +80,25 @@ class MappedFile:
         """[n, K] float32 decoded values of the rows from `start` on, times the tensor's scale."""
         return values
 
-    def drop_pages(self, name: str) -> None:
-        """Tell the system that a tensor's pages are no longer needed (they can be read again)."""
+    def drop_pages(self, name: str, first: int = 0, last: int | None = None) -> None:
+        """Tell the system that the pages of a tensor, or of rows of it, are no longer needed.
+
+        They are read again from the file if they are looked at again.
+        """
+        self._advise("MADV_DONTNEED", name, first, last)
+
+    def fetch_pages(self, name: str, first: int = 0, last: int | None = None) -> None:
+        """Tell the system that the pages of a tensor, or of rows of it, will be needed soon."""
+        self._advise("MADV_WILLNEED", name, first, last)
+
+    def _advise(self, advice: str, name: str, first: int, last: int | None) -> None:
         info = self.tensor(name)
-        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped().madvise(mmap.MADV_DONTNEED, first, last - first)
+        row = info.nbytes // info.rows
+        start, stop = first * row, info.nbytes if last is None else last * row
+        start = -(-(info.offset + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (info.offset + stop) // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start and hasattr(mmap, advice):
+            self.mapped().madvise(getattr(mmap, advice), start, stop - start)
 
     def mapped(self) -> mmap.mmap:
         """The map; FileError after `close`."""

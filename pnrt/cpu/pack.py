@@ -36,6 +36,8 @@ from pnrt.jit import Kernel, inline, kernel, run
 
 ROWS = 16
 LANES = 32
+# bytes of a file that are packed at a time, and mapped at most
+SLICE = 1 << 25
 WORDS = {"byte": 8, "nibble": 4, "three": 3}
 
 
@@ -265,29 +267,32 @@ def aligned(nbytes: int, alignment: int = 64) -> np.ndarray:
     return raw[skip : skip + nbytes]
 
 
-def pack(name: str, rows: np.ndarray, K: int, threads: int) -> Weight:
+def pack(
+    name: str,
+    rows: np.ndarray,
+    K: int,
+    threads: int,
+    before: Callable[[int, int], None] | None = None,
+) -> Weight:
     """Pack rows of a format.
 
     Args:
         rows: [N, row_bytes] uint8 - the file's bytes.
         K: weights per row.
+        before: told (first, last) before these rows are read; each row once, in order.
     Returns: Weight with 64-byte aligned data.
     """
     weight = layout(name, len(rows), K)
     data = aligned(weight.panels * weight.stride)
-    rows = np.ascontiguousarray(rows)
     planes = (*weight.planes, 0, 0)[:2]
-    run(
-        pack_kernel(name),
-        rows,
-        rows.shape[1],
-        weight.N,
-        K,
-        data,
-        weight.stride,
-        weight.units,
-        *planes,
-        weight.panels,
-        threads=threads,
-    )
+    step = max(1, SLICE // (ROWS * rows.shape[1])) * ROWS
+    for first in range(0, len(rows), step):
+        part = rows[first : first + step]
+        if before:
+            before(first, first + len(part))
+        part, out = np.ascontiguousarray(part), data[first // ROWS * weight.stride :]
+        run(
+            pack_kernel(name), part, rows.shape[1], len(part), K, out, weight.stride,
+            weight.units, *planes, -(-len(part) // ROWS), threads=threads,
+        )  # fmt: skip
     return weight._replace(data=data)

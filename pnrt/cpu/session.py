@@ -57,13 +57,20 @@ class CpuBackend:
             rows.append(("embed", form, f"embed_{form}"))
         return sorted(rows)
 
-    def pack(self, format: str, rows: np.ndarray, K: int) -> pack.Weight:
+    def pack(
+        self,
+        format: str,
+        rows: np.ndarray,
+        K: int,
+        before: Callable[[int, int], None] | None = None,
+    ) -> pack.Weight:
         """Interleave a matrix by 16 rows.
 
         Args:
             format: name of a format in the table.
             rows: [N, row_bytes] uint8.
             K: weights per row.
+            before: see pnrt.backend.Backend.
         Raises: DeviceError for a format without a kernel, FormatError for rows of another size.
         """
         if format not in FORMATS_HERE:
@@ -75,7 +82,7 @@ class CpuBackend:
                 f"pack: rows are {rows.dtype} {list(rows.shape)}; {format} with K = {K} needs "
                 f"uint8 [N >= 1, {needed}]"
             )
-        return pack.pack(format, rows, K, self.threads)
+        return pack.pack(format, rows, K, self.threads, before)
 
     def matmul(self, weight: pack.Weight, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:
         """Multiply activations by a packed matrix.
