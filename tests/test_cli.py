@@ -36,7 +36,7 @@ def test_help_and_version():
     listed = pnrt("--help")
     assert listed.exit_code == 0
     commands = "demo inspect check quantize convert run chat score tokenize logits bench doctor"
-    for command in (*commands.split(" "), "compare", "formats", "trace"):
+    for command in (*commands.split(" "), "compare", "formats", "trace", "diff"):
         assert f"\n  {command} " in listed.output
         assert pnrt(command, "--help").exit_code == 0
     assert pnrt("--version").output.startswith("pnrt 0.")

@@ -6,6 +6,7 @@ Every import of weight is made inside the command that needs it, so that `pnrt -
 # they register their commands
 from pnrt.cli import (  # noqa: F401
     demo,
+    diff,
     files,
     measure,
     plan,

@@ -60,6 +60,35 @@ def prompted(
         yield model, ids
 
 
+def prompt_ids(
+    path: Path | None,
+    prompt: str | None,
+    tokens: str | None,
+    types: dict[int, str] | None = None,
+) -> list[int]:
+    """The ids of -p TEXT or --tokens IDS, before any model is loaded.
+
+    Args: path – the model whose tokenizer to use.
+    Raises: ModelError for none or both of them, or a text without a model.
+    """
+    if (prompt is None) == (tokens is None):
+        raise ModelError("this needs -p TEXT or --tokens IDS, and only one of them.")
+    if tokens is not None:
+        return _ids(tokens)
+    if path is None:
+        raise ModelError(
+            "-p needs a model whose tokenizer reads the text; name the model first, or use --tokens"
+        )
+    from pnrt.container.gguf import open_gguf
+    from pnrt.text.tokenizer import Tokenizer
+
+    with open_gguf(path, extra_types=types) as file, naming(path):
+        ids = Tokenizer.from_metadata(file.metadata).encode(prompt, parse_special=True)
+    if not ids:
+        raise ModelError("-p: the text is empty; at least one token is needed to run.")
+    return ids
+
+
 def _ids(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]

@@ -163,7 +163,7 @@ def _values(
         energy += float(np.square(x.astype(np.float64)).sum())
         # a NaN on either side must show as NaN, not vanish in a maximum
         out.max_error = float(np.maximum(out.max_error, np.abs(difference).max()))
-        out.ulp = max(out.ulp, int(np.abs(_ordered(y) - _ordered(x)).max()))
+        out.ulp = max(out.ulp, int(np.abs(ordered(y) - ordered(x)).max()))
         apart = (x != y).reshape(len(x), -1, a.format.block).any(axis=2)
         out.blocks += int(np.count_nonzero(apart))
         if out.first is None and apart.any():
@@ -184,7 +184,7 @@ def _hex(file: MappedFile, info: TensorInfo, row: int, column: int) -> str:
     return file.rows(info.name)[row, start : start + size].tobytes().hex()
 
 
-def _ordered(x: np.ndarray) -> np.ndarray:
+def ordered(x: np.ndarray) -> np.ndarray:
     """float32 -> int64 that counts representable numbers from zero, sign included."""
     bits = x.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # 8-bit activations: the scale max|x| / 127 of a block is a finite fp16
 TOO_LARGE = 127 * 65520.0
+# ops whose element n is made of the inputs' elements n
+ELEMENTWISE = ("add", "add_bias", "sigmoid", "swiglu", "take")
 # rows of an embedding table decoded at once
 ROWS = 1024
 
@@ -82,15 +84,14 @@ class NanStop:
             return self._product(step, t, n)
         if step.op == "embed":
             return self._table(step.weights[0], n)
-        if step.weights:
-            tensor = step.weights[0]
+        for tensor in (w for w in step.weights if w in self.file.tensors):
             values = self.file.values(tensor).reshape(-1)
             if not np.isfinite(values[n % len(values)]):
                 return f"{tensor} element {n % len(values)} is {_named(values[n % len(values)])}"
         read = [
             f"{slot} is {self.slots[slot][t, n]:g} there"
             for slot in step.inputs
-            if slot in self.slots and n < self.slots[slot].shape[1]
+            if step.op in ELEMENTWISE and slot in self.slots and n < self.slots[slot].shape[1]
         ]
         return f"its inputs are finite ({', '.join(read)})" if read else "its inputs are finite"
 

@@ -17,10 +17,11 @@ The file, little endian, readable with NumPy alone:
     y = raw[step["values"] :][: 4 * T * W].view("<f4").reshape(T, W)
 
 The index tells model (name, bytes, sha256, architecture), backend, device, threads, activations,
-kv, versions, tokens, text, chunk, taps and, step by step: name, op, inputs, weights, output, start
-(position of the first row), shape [T, W], min, max, mean, rms (of the finite values; null without
-any), nan, inf (how many), sha256 (of the values with every NaN as 0x7fc00000), rows (offset of
-uint64 [T]: the first 8 bytes of each row's own sha256) and values (offset, null in a digest).
+kv, rotation, versions, tokens, text, chunk, taps and, step by step: name, op, inputs, weights,
+output, start (position of the first row), shape [T, W], min, max, mean, rms (of the finite values;
+null without any), nan, inf (how many), sha256 (of the values with every NaN as 0x7fc00000), rows
+(offset of uint64 [T]: the first 8 bytes of each row's own sha256) and values (offset, null in a
+digest).
 """
 
 from __future__ import annotations
@@ -276,6 +277,7 @@ def describe(model: Model) -> dict[str, Any]:
         "threads": session.threads,
         "activations": session.activations,
         "kv": session.kv,
+        "rotation": model.rotation.kind,
         "versions": {
             "pnrt": __version__,
             "python": sys.version.split()[0],
