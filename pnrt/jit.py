@@ -10,6 +10,7 @@ edits in imported functions. A cache file carries its own digest: a truncated on
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import logging
@@ -157,7 +158,9 @@ class Kernel:
     def address(self) -> int:
         """Address of `void kernel(int64 arguments, int64 thread, int64 threads)`."""
         if self._compiled is None:
-            self._compile()
+            with _compiling:
+                if self._compiled is None:
+                    self._compile()
         return self._compiled.address
 
     def _compile(self) -> None:
@@ -231,6 +234,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 _lock = threading.Lock()
+_compiling = threading.RLock()
 _started: dict[str, object] = {}
 
 
@@ -416,3 +420,11 @@ class Script:
 def run(kernel: Kernel, *values, threads: int) -> None:
     """Run one kernel on its arguments and wait for it."""
     Script([Call(kernel, words(*values), values)]).run(threads)
+
+
+def call(kernel: Kernel, *values) -> None:
+    """Run one kernel on the calling thread alone; several threads may do so at once."""
+    arguments = words(*values)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(kernel.address)
+    # ctypes gives the interpreter away for the time of the call
+    function(address(arguments), 0, 1)

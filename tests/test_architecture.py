@@ -24,7 +24,8 @@ BELOW = {
 }
 BACKENDS = {"backend", "cpu", "cuda"}
 # numba at the top of a module: the kernels, and what quantizing imports when it needs it
-NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "formats/pn_search.py", "formats/fwht.py")
+COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search", "lanes"))
+NUMBA_AT_THE_TOP = ("cpu/", "cuda/", *COMPILED)
 NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py")
 FRONT = ("cli/", "__main__.py")
 
@@ -146,7 +147,8 @@ def test_only_kernels_import_numba():
 
 def test_kernel_modules_are_imported_when_needed():
     """Nobody outside a kernel room loads one at the top of a module."""
-    targets = ("pnrt.cpu", "pnrt.cuda", "pnrt.formats.pn_search", "pnrt.formats.fwht")
+    compiled = (f"pnrt.{name.removesuffix('.py').replace('/', '.')}" for name in COMPILED)
+    targets = ("pnrt.cpu", "pnrt.cuda", *compiled)
     wrong = [
         f"pnrt/{m.name}:{i.line} imports {i.module}"
         for m in modules()

@@ -7,6 +7,7 @@ Index letters: N rows, K weights per row, n blocks, S bytes per block, B weights
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -231,6 +232,32 @@ class Format:
         for i, byte, found, allowed in self.block_findings(self._blocks(rows)):
             row, block = divmod(i, per_row)
             yield Finding(row, block, block * self.nbytes + byte, found, allowed)
+
+
+class Searched(Format):
+    """A format whose quantizer searches for its scales.
+
+    plain: search with fit.py's slow functions instead of the compiled ones; the bytes are equal.
+    """
+
+    plain = False
+
+    @property
+    def fit(self):
+        """The module of the searches; compiled code is loaded when it is first needed."""
+        if self.plain:
+            from pnrt.formats import fit
+
+            return fit
+        from pnrt.formats import fit_search
+
+        return fit_search
+
+    def quantize_reference(self, x: np.ndarray) -> np.ndarray:
+        """`quantize` by the plain searches, the judges of the compiled ones."""
+        judge = copy.copy(self)
+        judge.plain = True
+        return judge.quantize(x, threads=1)
 
 
 def chunks(rows: int, columns: int) -> list[slice]:

@@ -6,34 +6,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pnrt.formats.base import Format, Parts, field, half, join, largest
-from pnrt.formats.fit import divide, fit_symmetric, round_scales
+from pnrt.formats.base import Format, Parts, Searched, field, half, join, largest
+from pnrt.formats.fit import NL, divide, round_scales
 from pnrt.formats.fp8 import E8M0_FINDING, e4m3_magnitude
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
 
-# the values of iq4_nl and iq4_xs
-NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
 # twice the values of a 4-bit float; code 8 is plain zero
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int32)
 E2M1 = np.concatenate([E2M1, -E2M1])
-
-# code by the number of half steps above -128: the half-way points of NL are multiples of a half
-_NL_CODES = np.searchsorted(NL[1:] + NL[:-1], np.arange(-256, 257), side="right").astype(np.uint8)
-_NL_VALUES = NL.astype(np.float32)[_NL_CODES]
-
-
-def _half_steps(x: np.ndarray) -> np.ndarray:
-    halves = x * np.float32(2)
-    np.floor(halves, out=halves)
-    np.maximum(halves, np.float32(-256), out=halves)
-    np.minimum(halves, np.float32(256), out=halves)
-    halves += np.float32(256)
-    return np.nan_to_num(halves, copy=False, nan=256).astype(np.int16)
-
-
-def nearest_nl(x: np.ndarray) -> np.ndarray:
-    """The code whose value is nearest to x, the upper of two equally near ones."""
-    return _NL_CODES[_half_steps(x)]
 
 
 def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -51,25 +31,23 @@ def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
     return code | ((x < 0) & (code > 0)).astype(np.uint8) << 3
 
 
-def fit_nl(x: np.ndarray) -> np.ndarray:
-    """The scale of NL for each group, weights x^2: [n, 32] -> [n] float32."""
-    tries = np.concatenate([[127], np.arange(-7, 8) - 127])
-    return fit_symmetric(x, lambda scaled: _NL_VALUES[_half_steps(scaled)], tries)[0]
+# what the largest weight is mapped to, one first scale each
+NL_TRIES = np.concatenate([[127], np.arange(-7, 8) - 127])
 
 
-class IQ4NL(Format):
+class IQ4NL(Searched):
     """iq4_nl: d * NL[n]."""
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
         return Parts(NL[unpack_nibbles(blocks[:, 2:])], half(blocks, 0)[:, None])
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        scale = fit_nl(x)
-        codes = nearest_nl(x * divide(np.float32(1), scale)[:, None])
+        scale = self.fit.fit_nl(x, NL_TRIES)
+        codes = self.fit.nl_codes(x, divide(np.float32(1), scale))
         return join(scale.astype(np.float16), pack_nibbles(codes))
 
 
-class IQ4XS(Format):
+class IQ4XS(Searched):
     """iq4_xs: d * (ls - 32) * NL[n], a 6-bit ls per 32 weights of a superblock."""
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
@@ -81,12 +59,12 @@ class IQ4XS(Format):
         return Parts(NL[codes], half(blocks, 0)[:, None] * small)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        scale = fit_nl(x.reshape(-1, 32)).reshape(-1, 8)
+        scale = self.fit.fit_nl(x.reshape(-1, 32), NL_TRIES).reshape(-1, 8)
         _, small = round_scales(scale, 32)
         # codes come from the unrounded d, which is -0 for a superblock of zeros
         d = largest(scale) / np.float32(-32)
         step = d[:, None] * small
-        codes = nearest_nl(x.reshape(-1, 8, 32) * divide(np.float32(1), step)[:, :, None])
+        codes = self.fit.nl_codes(x.reshape(-1, 32), divide(np.float32(1), step))
         ls = (small + 32).astype(np.uint16)
         high = np.bitwise_or.reduce((ls >> 4) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
         low = (ls[:, ::2] & 15 | (ls[:, 1::2] & 15) << 4).astype(np.uint8)

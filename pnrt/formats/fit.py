@@ -1,16 +1,20 @@
 """Searches for the scales of ggml's formats: vectorized over groups, a group per column.
 
 They are ggml's: float32, one rounding per operation, sums from the first weight to the last, so
-that they choose what ggml chooses.
+that they choose what ggml chooses. fit_search.py is the same compiled; these functions, slow and
+plain, are its judge. Codes are uint8, counted from the lowest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pnrt.formats.base import largest
+
+# the values of iq4_nl and iq4_xs, and the places half-way between them
+NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
+NL_VALUES = NL.astype(np.float32)
+NL_MIDDLES = (NL_VALUES[1:] + NL_VALUES[:-1]) / 2
 
 # groups whose largest magnitude is smaller count as zero
 TINY = np.float32(1e-15)
@@ -29,6 +33,21 @@ def nearest_integers(x: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.minimum(x, np.float32(high), out=x)
 
 
+def nearest_nl(x: np.ndarray) -> np.ndarray:
+    """The code whose value is nearest to x, the upper of two equally near ones; NaN counts as 0."""
+    return np.searchsorted(NL_MIDDLES, np.nan_to_num(x, nan=0), side="right").astype(np.uint8)
+
+
+def nl_codes(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """The codes nearest to x * factor: [n, g], [n] float32 (in any shape) -> [n, g] uint8."""
+    return nearest_nl(x * factor.reshape(-1, 1))
+
+
+def bytes_from(codes: np.ndarray, low: int) -> np.ndarray:
+    """Whole numbers -> uint8, counted from `low`; NaN becomes 0."""
+    return np.nan_to_num(codes - np.float32(low), nan=0).astype(np.uint8)
+
+
 def affine_levels(top: int, start: float, count: int) -> np.ndarray:
     """Levels a range is divided into: top + start, then steps of 0.1, in float32."""
     steps = np.float32(0.1) * np.arange(count, dtype=np.float32)
@@ -36,19 +55,22 @@ def affine_levels(top: int, start: float, count: int) -> np.ndarray:
 
 
 def fit_affine(
-    x: np.ndarray, weights: np.ndarray, top: int, tries: np.ndarray, absolute: bool
+    x: np.ndarray, top: int, tries: np.ndarray, absolute: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fit x = scale * code - low with codes 0..top and low >= 0.
 
     Args:
-        x, weights: [n, g] float32 – values and their importance.
+        x: [n, g] float32.
         tries: levels (fractional) the range is divided into before each least-squares refinement.
-        absolute: compare weighted absolute errors, not squared ones.
+        absolute: weigh absolute errors by |x|; else squared ones by |x| + sqrt(mean x^2).
     Returns:
-        scale [n], low [n], codes [n, g] float32.
+        scale [n], low [n] float32, codes [n, g] uint8.
     """
     # groups become columns: sums over a group then run from its first weight to its last, as ggml's
-    x, weights = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
+    x = np.ascontiguousarray(x.T)
+    weights = np.abs(x)
+    if not absolute:
+        weights = np.sqrt((x * x).sum(axis=0) / np.float32(len(x))) + weights
     low, high = np.minimum(x.min(axis=0), 0), x.max(axis=0)
     flat = high == low
 
@@ -89,21 +111,30 @@ def fit_affine(
         best, scale = np.where(better, new_error, best), np.where(better, new_scale, scale)
         low = np.where(better, new_low, low)
         np.copyto(codes, trial, where=better)
-    return scale, -low, codes.T
+    return scale, -low, bytes_from(codes.T, 0)
 
 
 def fit_symmetric(
-    x: np.ndarray, nearest: Callable[[np.ndarray], np.ndarray], tries: np.ndarray
+    x: np.ndarray, low: int, high: int, tries: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fit x = scale * value with weights x^2, from several first scales.
+    """Fit x = scale * code with weights x^2 and codes low..high, from several first scales.
 
     Args:
         x: [n, g] float32.
-        nearest: float32 array (may be overwritten) -> the nearest values that can be stored.
         tries: what the element of largest magnitude is mapped to, one first scale each.
     Returns:
-        scale [n], values [n, g] float32; scale 0 for groups without magnitude.
+        scale [n] float32, codes [n, g] uint8; scale 0 for groups without magnitude.
     """
+    scale, codes = _fit(x, lambda scaled: nearest_integers(scaled, low, high), tries)
+    return scale, bytes_from(codes, low)
+
+
+def fit_nl(x: np.ndarray, tries: np.ndarray) -> np.ndarray:
+    """The scale of NL for each group, as fit_symmetric: [n, g] -> [n] float32."""
+    return _fit(x, lambda scaled: NL_VALUES[nearest_nl(scaled)], tries)[0]
+
+
+def _fit(x: np.ndarray, nearest, tries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     extreme = largest(x)
     usable = np.abs(extreme) >= TINY
     x = np.ascontiguousarray(x.T)
@@ -128,7 +159,7 @@ def fit_symmetric(
 def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Fit x = scale * code, codes -zero..zero-1, moving one code at a time while the fit improves.
 
-    x [n, g] float32 -> scale [n], codes [n, g] float32; scale 0 for groups without magnitude.
+    x [n, g] float32 -> scale [n] float32, codes [n, g] uint8; scale 0 for groups without magnitude.
     """
     extreme = largest(x)
     usable = np.abs(extreme) >= TINY
@@ -153,7 +184,7 @@ def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndar
             break
     # like ggml, groups without magnitude take the lowest code; their scale makes it a zero
     codes = np.where(usable, codes, np.float32(-zero))
-    return np.where(usable, divide(sum_xl, sum_l2), np.float32(0)), codes.T
+    return np.where(usable, divide(sum_xl, sum_l2), np.float32(0)), bytes_from(codes.T, -zero)
 
 
 def round_scales(scales: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +194,19 @@ def round_scales(scales: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]
     return divide(1, factor).astype(np.float16), small
 
 
-def recode(x: np.ndarray, step: np.ndarray, codes: np.ndarray, low: int, high: int) -> np.ndarray:
-    """The codes nearest to x / step (the fit's where step is 0): [n, m, g], [n, m] -> [n, m, g]."""
-    nearest = np.clip(np.rint(divide(x, step[:, :, None])), low, high)
-    return np.where(step[:, :, None] != 0, nearest, codes)
+def recode(
+    x: np.ndarray,
+    step: np.ndarray,
+    offset: np.ndarray | None,
+    codes: np.ndarray,
+    low: int,
+    high: int,
+) -> np.ndarray:
+    """The codes nearest to (x + offset) / step, the fit's where step is 0.
+
+    x [n, g], step and offset [n] (in any shape) float32, codes [n, g] uint8 -> [n, g] uint8.
+    """
+    step = step.reshape(-1, 1)
+    above = x if offset is None else x + offset.reshape(-1, 1)
+    nearest = bytes_from(np.clip(np.rint(divide(above, step)), low, high), low)
+    return np.where(step != 0, nearest, codes)

@@ -6,18 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pnrt.formats.base import Format, Parts, field, half, join, largest
-from pnrt.formats.fit import (
-    TINY,
-    affine_levels,
-    divide,
-    fit_affine,
-    fit_symmetric,
-    nearest_integers,
-    recode,
-    refine_symmetric,
-    round_scales,
-)
+from pnrt.formats.base import Format, Parts, Searched, field, half, join, largest
+from pnrt.formats.fit import TINY, affine_levels, divide, round_scales
 
 
 def unpack_planes(raw: np.ndarray) -> np.ndarray:
@@ -77,7 +67,7 @@ def pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
     )
 
 
-class Affine(Format):
+class Affine(Searched):
     """Superblocks of d * sc * n - dmin * mn; subclasses place the fields.
 
     top: largest code; top_scale: largest group scale; tries, absolute: the search's.
@@ -96,31 +86,24 @@ class Affine(Format):
         """The reverse of fields, d and dmin as float16."""
         raise NotImplementedError
 
-    def importance(self, x: np.ndarray) -> np.ndarray:
-        """Weights of the fit, [n, g]."""
-        mean = np.add.accumulate(x * x, axis=1)[:, -1:] / np.float32(self.group)
-        return np.sqrt(mean) + np.abs(x)
-
     def block_parts(self, blocks: np.ndarray) -> Parts:
         codes, scales, minima, d, dmin = self.fields(blocks)
         return Parts(codes.astype(np.int32), d[:, None] * scales, -(dmin[:, None] * minima))
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         groups = x.reshape(-1, self.group)
-        scale, low, codes = fit_affine(
-            groups, self.importance(groups), self.top, self.tries, self.absolute
-        )
-        x = x.reshape(len(x), -1, self.group)
-        d, scales = self._small(scale.reshape(x.shape[:2]))
-        dmin, minima = self._small(low.reshape(x.shape[:2]))
+        scale, low, codes = self.fit.fit_affine(groups, self.top, self.tries, self.absolute)
+        d, scales = self._small(scale.reshape(len(x), -1))
+        dmin, minima = self._small(low.reshape(len(x), -1))
         step = d.astype(np.float32)[:, None] * scales
-        above = x + (dmin.astype(np.float32)[:, None] * minima)[:, :, None]
-        codes = recode(above, step, codes.reshape(x.shape), 0, self.top)
+        offset = dmin.astype(np.float32)[:, None] * minima
+        codes = self.fit.recode(groups, step, offset, codes, 0, self.top)
         return self.assemble(codes.reshape(len(x), -1), scales, minima, d, dmin)
 
     def _small(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         top = np.float32(self.top_scale)
-        most = np.maximum(values.max(axis=1), 0)
+        # adding +0 makes a -0 the +0 that ggml starts with
+        most = np.maximum(values.max(axis=1), 0) + np.float32(0)
         small = np.clip(np.rint(values * divide(top, most)[:, None]), 0, top)
         return (most / top).astype(np.float16), small
 
@@ -132,9 +115,6 @@ class Q2K(Affine):
     top, top_scale = 3, 15
     tries = affine_levels(3, -0.5, 16)
     absolute = True
-
-    def importance(self, x: np.ndarray) -> np.ndarray:
-        return np.abs(x)
 
     def fields(self, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         small = blocks[:, :16]
@@ -177,7 +157,7 @@ class Q5K(Affine):
         return join(d, dmin, small, pack_bits(codes >> 4), pack_runs(codes & 15))
 
 
-class Q3K(Format):
+class Q3K(Searched):
     """q3_K: d * s * n, 3-bit codes with their high bits apart, signed 6-bit scales per 16."""
 
     halves = ((108, "d"),)
@@ -192,11 +172,11 @@ class Q3K(Format):
         return Parts(codes, half(blocks, 108)[:, None] * scales)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        scale, codes = refine_symmetric(x.reshape(-1, 16), 4)
+        groups = x.reshape(-1, 16)
+        scale, codes = self.fit.refine_symmetric(groups, 4)
         d, scales = round_scales(scale.reshape(-1, 16), 32)
-        x = x.reshape(-1, 16, 16)
-        codes = recode(x, d.astype(np.float32)[:, None] * scales, codes.reshape(x.shape), -4, 3)
-        codes = (codes + 4).astype(np.uint8).reshape(len(x), 256)
+        step = d.astype(np.float32)[:, None] * scales
+        codes = self.fit.recode(groups, step, None, codes, -4, 3).reshape(len(x), 256)
         # without any scale ggml leaves the scale bytes 0
         small = np.where(np.any(scales != 0, axis=1, keepdims=True), scales + 32, 0)
         small = small.astype(np.uint8)
@@ -206,7 +186,7 @@ class Q3K(Format):
         return join(pack_bits(codes >> 2), pack_planes(codes & 3), low, high, d)
 
 
-class Q6K(Format):
+class Q6K(Searched):
     """q6_K: d * s * n, 6-bit codes with their high pairs apart, int8 scales per 16."""
 
     halves = ((208, "d"),)
@@ -221,19 +201,16 @@ class Q6K(Format):
         return Parts(codes, half(blocks, 208)[:, None] * scales)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        def nearest(values):
-            return nearest_integers(values, -32, 31)
-
-        scale, codes = fit_symmetric(x.reshape(-1, 16), nearest, self.tries)
+        groups = x.reshape(-1, 16)
+        scale, codes = self.fit.fit_symmetric(groups, -32, 31, self.tries)
         # like ggml, groups without magnitude take the lowest code; their scale makes it a zero
-        codes = np.where(scale[:, None] != 0, codes, np.float32(-32))
+        codes[scale == 0] = 0
         scale = scale.reshape(-1, 16)
         # a superblock without magnitude is all zero bytes
         scale[np.abs(scale).max(axis=1) < TINY] = 0
         d, scales = round_scales(scale, 128)
-        x = x.reshape(-1, 16, 16)
-        codes = recode(x, d.astype(np.float32)[:, None] * scales, codes.reshape(x.shape), -32, 31)
-        codes = (codes + 32).astype(np.uint8).reshape(len(x), 256)
+        step = d.astype(np.float32)[:, None] * scales
+        codes = self.fit.recode(groups, step, None, codes, -32, 31).reshape(len(x), 256)
         runs = (codes & 15).reshape(-1, 2, 2, 64)
         low = (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(-1, 128)
         blocks = join(low, pack_planes(codes >> 4), scales.astype(np.int8), d)

@@ -135,22 +135,30 @@ def test_non_finite_weights_name_row_and_element(form, value, monkeypatch):
         form.quantize(x)
 
 
-@pytest.mark.parametrize("name", ["pn3t", "pn4t"])
-def test_pn_search_is_the_rule(name):
-    """The compiled search and the plain one, on weights of every magnitude and on lattices."""
+SEARCHED = ["pn3t", "pn4t", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"]
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_compiled_searches_are_the_plain_ones(name):
+    """Byte for byte, on weights of every magnitude, on lattices and on holes."""
     form = FORMATS[name]
+    least = -30 if name.startswith("pn") else -130
 
     @FEW
-    @given(SEEDS, st.integers(-30, 12), st.integers(0, 3))
+    @given(SEEDS, st.integers(least, 12), st.integers(0, 4))
     def check(seed, exponent, kind):
         rng = np.random.default_rng(seed)
-        x = rng.standard_t(2, (64, form.block))
+        x = rng.standard_t(2, (64 if form.block < 256 else 11, form.block))
         if kind == 1:
             # few distinct values: exact halves and equal errors
             x = np.rint(2 * x) / 4
         if kind == 2:
             x = np.abs(x)
+        if kind == 3:
+            # groups of zeros of either sign, of one value, of one weight
+            x[:, : form.block // 2] = rng.choice([0.0, -0.0, 1.0], (len(x), 1))
+            x[0] = np.eye(form.block)[3]
         x = np.ldexp(x, exponent).clip(-60000, 60000).astype(np.float32)
-        assert_blocks_equal(name, form.quantize_reference(x), form.quantize(x), 34)
+        assert_blocks_equal(name, form.quantize_reference(x), form.quantize(x), form.nbytes)
 
     check()

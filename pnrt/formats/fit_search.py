@@ -1,0 +1,385 @@
+"""The searches of fit.py, compiled: sixteen groups of weights are the lanes of each vector.
+
+Operation for operation those of fit.py, which is their judge: the bytes are the same. A kernel runs
+on the thread that calls it, so that quantizing in chunks on many threads needs nothing else.
+
+Scratch holds the values of sixteen groups at 0, their importance or codes at 64 g, bytes behind.
+Sums start at -0.0, which leaves the first term as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from pnrt import jit
+from pnrt.formats.fit import NL_MIDDLES, NL_VALUES, TINY
+from pnrt.formats.lanes import (
+    LANES,
+    add,
+    both,
+    byte,
+    differ,
+    divide,
+    everywhere,
+    least,
+    less,
+    load,
+    load_bytes,
+    most,
+    mul,
+    pick,
+    read,
+    root,
+    size,
+    some,
+    store,
+    store_bytes,
+    sub,
+    whole,
+    word,
+    write,
+)
+
+f32 = np.float32
+
+
+@jit.inline
+def gather(x, first, groups, g, out):
+    """Groups first .. first + 15 of x [groups, g] become the lanes of g vectors."""
+    for lane in range(LANES):
+        group = min(first + lane, groups - 1)
+        for i in range(g):
+            write(out + 64 * i + 4 * lane, read(x + 4 * (g * group + i)))
+
+
+@jit.inline
+def scatter(codes, out, first, g):
+    """The reverse for codes: g vectors of 16 bytes -> bytes [.., g] from group `first` on."""
+    for lane in range(LANES):
+        for i in range(g):
+            byte(out + g * (first + lane) + i, byte_at(codes + LANES * i + lane))
+
+
+@jit.inline
+def byte_at(address):
+    """One byte at an address."""
+    return np.uint8(word(address) & 255)
+
+
+@jit.inline
+def clamp(x, low, high):
+    """The nearest whole number within low..high."""
+    return least(most(whole(x), low), high)
+
+
+@jit.inline
+def extreme(xs, g):
+    """The element of largest magnitude of each lane, the first of equals."""
+    out = load(xs)
+    for i in range(1, g):
+        x = load(xs + 64 * i)
+        out = pick(less(size(out), size(x)), x, out)
+    return out
+
+
+@functools.cache
+def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
+    """fit.fit_affine. Arguments: x, scale, low, codes, scratch, tries, their count, groups, g."""
+
+    @jit.inline
+    def error(code, scale, low, x, weight):
+        left = sub(add(mul(code, scale), low), x)
+        return mul(size(left) if absolute else mul(left, left), weight)
+
+    def kernel(a, thread, threads):
+        x_in, scale_out, low_out = word(a), word(a + 8), word(a + 16)
+        codes_out, xs, tries, count = word(a + 24), word(a + 32), word(a + 40), word(a + 48)
+        groups, g = word(a + 56), word(a + 64)
+        ws = xs + 64 * g
+        packed = ws + 64 * g
+        zero, nothing, most_code = everywhere(f32(0)), everywhere(f32(-0.0)), everywhere(f32(top))
+        for first in range(0, groups, LANES):
+            gather(x_in, first, groups, g, xs)
+            low = high = load(xs)
+            square = mul(low, low)
+            for i in range(1, g):
+                x = load(xs + 64 * i)
+                low, high = least(low, x), most(high, x)
+                square = add(square, mul(x, x))
+            low = least(low, zero)
+            mean = root(divide(square, everywhere(f32(g))))
+            for i in range(g):
+                weight = size(load(xs + 64 * i))
+                store(ws + 64 * i, weight if absolute else add(mean, weight))
+            wide = differ(high, low)
+            factor = divide(most_code, sub(high, low))
+            base, best_factor = low, factor
+            scale = divide(everywhere(f32(1)), factor)
+            best = sum_w = sum_x = nothing
+            for i in range(g):
+                x, w = load(xs + 64 * i), load(ws + 64 * i)
+                code = clamp(mul(sub(x, low), factor), zero, most_code)
+                one, xw = error(code, scale, low, x, w), mul(w, x)
+                best = add(best, one)
+                sum_w = add(sum_w, w)
+                sum_x = add(sum_x, xw)
+            for t in range(count):
+                factor = divide(everywhere(read(tries + 4 * t)), sub(high, low))
+                sum_l = sum_l2 = sum_xl = nothing
+                for i in range(g):
+                    x, w = load(xs + 64 * i), load(ws + 64 * i)
+                    code = clamp(mul(sub(x, low), factor), zero, most_code)
+                    weighted = mul(w, code)
+                    sum_l = add(sum_l, weighted)
+                    sum_l2 = add(sum_l2, mul(weighted, code))
+                    sum_xl = add(sum_xl, mul(weighted, x))
+                determinant = sub(mul(sum_w, sum_l2), mul(sum_l, sum_l))
+                new_scale = sub(mul(sum_w, sum_xl), mul(sum_x, sum_l))
+                new_scale = divide(new_scale, determinant)
+                new_low = sub(mul(sum_l2, sum_x), mul(sum_l, sum_xl))
+                new_low = divide(new_low, determinant)
+                # a positive minimum cannot be stored: fit the scale alone
+                new_scale = pick(less(zero, new_low), divide(sum_xl, sum_l2), new_scale)
+                new_low = least(new_low, zero)
+                new_error = nothing
+                for i in range(g):
+                    x, w = load(xs + 64 * i), load(ws + 64 * i)
+                    code = clamp(mul(sub(x, low), factor), zero, most_code)
+                    one = error(code, new_scale, new_low, x, w)
+                    new_error = add(new_error, one)
+                better = both(both(less(zero, determinant), less(new_error, best)), wide)
+                best, scale = pick(better, new_error, best), pick(better, new_scale, scale)
+                best_factor, base = pick(better, factor, best_factor), pick(better, low, base)
+                low = pick(better, new_low, low)
+            for i in range(g):
+                code = clamp(mul(sub(load(xs + 64 * i), base), best_factor), zero, most_code)
+                store_bytes(packed + LANES * i, code)
+            scatter(packed, codes_out, first, g)
+            store(scale_out + 4 * first, scale)
+            store(low_out + 4 * first, low)
+
+    return jit.kernel(kernel, name=f"formats.affine_{top}_{int(absolute)}")
+
+
+@functools.cache
+def symmetric_kernel(low: int, high: int) -> jit.Kernel:
+    """fit.fit_symmetric with whole numbers, or with the values of iq4_nl where low is high.
+
+    Arguments: x, scale, codes, scratch, tries, their count, groups, g. Codes are counted from
+    `low`; there are none for iq4_nl.
+    """
+    table = low == high
+    values, middles = tuple(map(float, NL_VALUES)), tuple(map(float, NL_MIDDLES))
+
+    @jit.inline
+    def nearest(x):
+        if not table:
+            return clamp(x, everywhere(f32(low)), everywhere(f32(high)))
+        # NaN, from a zero times infinity, counts as zero
+        x = pick(differ(x, x), everywhere(f32(0)), x)
+        out = everywhere(f32(values[0]))
+        for i in range(len(middles)):
+            below = less(x, everywhere(f32(middles[i])))
+            out = pick(below, out, everywhere(f32(values[i + 1])))
+        return out
+
+    def kernel(a, thread, threads):
+        x_in, scale_out, codes_out, xs = word(a), word(a + 8), word(a + 16), word(a + 24)
+        tries, count, groups, g = word(a + 32), word(a + 40), word(a + 48), word(a + 56)
+        packed = xs + 64 * g
+        zero, nothing = everywhere(f32(0)), everywhere(f32(-0.0))
+        for first in range(0, groups, LANES):
+            gather(x_in, first, groups, g, xs)
+            largest = extreme(xs, g)
+            best = scale = chosen = zero
+            for t in range(count):
+                factor = divide(everywhere(read(tries + 4 * t)), largest)
+                sum_xv = sum_v2 = nothing
+                for i in range(g):
+                    x = load(xs + 64 * i)
+                    value = nearest(mul(factor, x))
+                    square = mul(x, x)
+                    one, two = mul(mul(square, x), value), mul(mul(square, value), value)
+                    sum_xv = add(sum_xv, one)
+                    sum_v2 = add(sum_v2, two)
+                new_scale = divide(sum_xv, sum_v2)
+                score = mul(new_scale, sum_xv)
+                if t == 0:
+                    best, scale, chosen = score, new_scale, factor
+                else:
+                    better = less(mul(best, sum_v2), mul(sum_xv, sum_xv))
+                    better = both(better, less(zero, sum_v2))
+                    best, scale = pick(better, score, best), pick(better, new_scale, scale)
+                    chosen = pick(better, factor, chosen)
+            tiny = less(size(largest), everywhere(TINY))
+            store(scale_out + 4 * first, pick(tiny, zero, scale))
+            if not table:
+                for i in range(g):
+                    code = nearest(mul(chosen, load(xs + 64 * i)))
+                    store_bytes(packed + LANES * i, sub(code, everywhere(f32(low))))
+                scatter(packed, codes_out, first, g)
+
+    name = "formats.symmetric_nl" if table else f"formats.symmetric_{-low}_{high}"
+    return jit.kernel(kernel, name=name)
+
+
+@functools.cache
+def refine_kernel(zero_code: int) -> jit.Kernel:
+    """fit.refine_symmetric. Arguments: x, scale, codes, scratch, rounds, groups, g."""
+
+    def kernel(a, thread, threads):
+        x_in, scale_out, codes_out, xs = word(a), word(a + 8), word(a + 16), word(a + 24)
+        rounds, groups, g = word(a + 32), word(a + 40), word(a + 48)
+        codes = xs + 64 * g
+        packed = codes + 64 * g
+        zero, nothing = everywhere(f32(0)), everywhere(f32(-0.0))
+        low = everywhere(f32(-zero_code))
+        high = everywhere(f32(zero_code - 1))
+        for first in range(0, groups, LANES):
+            gather(x_in, first, groups, g, xs)
+            largest = extreme(xs, g)
+            factor = divide(low, largest)
+            sum_xl = sum_l2 = nothing
+            for i in range(g):
+                x = load(xs + 64 * i)
+                code, square = clamp(mul(factor, x), low, high), mul(x, x)
+                store(codes + 64 * i, code)
+                one, two = mul(mul(square, x), code), mul(mul(square, code), code)
+                sum_xl = add(sum_xl, one)
+                sum_l2 = add(sum_l2, two)
+            for _ in range(rounds):
+                changed = False
+                for i in range(g):
+                    x, old = load(xs + 64 * i), load(codes + 64 * i)
+                    square = mul(x, x)
+                    cube = mul(square, x)
+                    rest_xl = sub(sum_xl, mul(cube, old))
+                    rest_l2 = sub(sum_l2, mul(mul(square, old), old))
+                    code = clamp(divide(mul(x, rest_l2), rest_xl), low, high)
+                    new_xl = add(rest_xl, mul(cube, code))
+                    new_l2 = add(rest_l2, mul(mul(square, code), code))
+                    better = both(less(zero, rest_xl), differ(code, old))
+                    better = both(better, less(zero, new_l2))
+                    ours, theirs = (
+                        mul(mul(new_xl, new_xl), sum_l2),
+                        mul(mul(sum_xl, sum_xl), new_l2),
+                    )
+                    better = both(better, less(theirs, ours))
+                    if some(better):
+                        changed = True
+                        store(codes + 64 * i, pick(better, code, old))
+                        sum_xl, sum_l2 = pick(better, new_xl, sum_xl), pick(better, new_l2, sum_l2)
+                if not changed:
+                    break
+            tiny = less(size(largest), everywhere(TINY))
+            store(scale_out + 4 * first, pick(tiny, zero, divide(sum_xl, sum_l2)))
+            for i in range(g):
+                code = sub(pick(tiny, low, load(codes + 64 * i)), low)
+                store_bytes(packed + LANES * i, code)
+            scatter(packed, codes_out, first, g)
+
+    return jit.kernel(kernel, name=f"formats.refine_{zero_code}")
+
+
+@functools.cache
+def recode_kernel(low: int, high: int) -> jit.Kernel:
+    """fit.recode. Arguments: x, step, offset, codes (replaced), groups, g; codes from `low`."""
+
+    def kernel(a, thread, threads):
+        x_in, steps, offsets, codes = word(a), word(a + 8), word(a + 16), word(a + 24)
+        groups, g = word(a + 32), word(a + 40)
+        least_code, most_code = everywhere(f32(low)), everywhere(f32(high))
+        zero = everywhere(f32(0))
+        for group in range(groups):
+            step, offset = (
+                everywhere(read(steps + 4 * group)),
+                everywhere(read(offsets + 4 * group)),
+            )
+            keep = differ(step, zero)
+            for i in range(g * group, g * (group + 1), LANES):
+                x = add(load(x_in + 4 * i), offset)
+                code = sub(clamp(divide(x, step), least_code, most_code), least_code)
+                store_bytes(codes + i, pick(keep, code, load_bytes(codes + i)))
+
+    return jit.kernel(kernel, name=f"formats.recode_{-low}_{high}")
+
+
+@functools.cache
+def nl_kernel() -> jit.Kernel:
+    """fit.nl_codes. Arguments: x, factor, codes, groups, g."""
+    middles = tuple(map(float, NL_MIDDLES))
+
+    def kernel(a, thread, threads):
+        x_in, factors, codes, groups, g = (
+            word(a), word(a + 8), word(a + 16), word(a + 24), word(a + 32)
+        )  # fmt: skip
+        zero, one = everywhere(f32(0)), everywhere(f32(1))
+        for group in range(groups):
+            factor = everywhere(read(factors + 4 * group))
+            for i in range(g * group, g * (group + 1), LANES):
+                x = mul(load(x_in + 4 * i), factor)
+                x = pick(differ(x, x), zero, x)
+                code = zero
+                for m in range(len(middles)):
+                    below = less(x, everywhere(f32(middles[m])))
+                    code = add(code, pick(below, zero, one))
+                store_bytes(codes + i, code)
+
+    return jit.kernel(kernel, name="formats.nl_codes")
+
+
+def _room(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, codes and scratch for groups [n, g], padded to whole vectors of groups."""
+    groups, g = x.shape
+    n = -(-groups // LANES) * LANES
+    # byte_at reads eight bytes at the last code
+    return np.empty(n, np.float32), np.empty((n, g), np.uint8), np.empty(160 * g + 8, np.uint8)
+
+
+def fit_affine(x, top, tries, absolute):
+    """See fit.fit_affine."""
+    scale, codes, scratch = _room(x)
+    low = np.empty_like(scale)
+    tries = np.ascontiguousarray(tries, np.float32)
+    kernel = affine_kernel(top, absolute)
+    jit.call(kernel, x, scale, low, codes, scratch, tries, len(tries), *x.shape)
+    return scale[: len(x)], -low[: len(x)], codes[: len(x)]
+
+
+def fit_symmetric(x, low, high, tries):
+    """See fit.fit_symmetric."""
+    scale, codes, scratch = _room(x)
+    tries = np.ascontiguousarray(tries, np.float32)
+    jit.call(symmetric_kernel(low, high), x, scale, codes, scratch, tries, len(tries), *x.shape)
+    return scale[: len(x)], codes[: len(x)]
+
+
+def fit_nl(x, tries):
+    """See fit.fit_nl."""
+    return fit_symmetric(x, 0, 0, tries)[0]
+
+
+def nl_codes(x, factor):
+    """See fit.nl_codes."""
+    codes = np.empty(x.shape, np.uint8)
+    factor = np.ascontiguousarray(factor.reshape(-1), np.float32)
+    jit.call(nl_kernel(), x, factor, codes, *x.shape)
+    return codes
+
+
+def refine_symmetric(x, zero, rounds=5):
+    """See fit.refine_symmetric."""
+    scale, codes, scratch = _room(x)
+    jit.call(refine_kernel(zero), x, scale, codes, scratch, rounds, *x.shape)
+    return scale[: len(x)], codes[: len(x)]
+
+
+def recode(x, step, offset, codes, low, high):
+    """See fit.recode."""
+    step = np.ascontiguousarray(step.reshape(-1), np.float32)
+    offset = np.zeros_like(step) if offset is None else np.ascontiguousarray(offset.reshape(-1))
+    codes = np.ascontiguousarray(codes)
+    jit.call(recode_kernel(low, high), x, step, offset, codes, *x.shape)
+    return codes
