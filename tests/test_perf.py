@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf import kernels, measure, model
+from perf import kernels, large, measure, model
 from pnrt import jit
 from pnrt.errors import DifferenceError
 
@@ -139,6 +139,36 @@ def test_model_refusals(tmp_path, capsys):
     broken.write_text("#!/bin/sh\nkill -ILL $$\n")
     assert model.main([*words, str(broken)]) == 2
     assert "exit status -4" in capsys.readouterr().err
+
+
+def test_large_report(capsys):
+    words = [str(TINY), "-p", "9", "-n", "3", "-r", "2", "--threads", "1", "--context", "16"]
+    assert large.main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data["machine"]) >= MACHINE
+    assert data["cold"]
+    assert 0 < data["pack_seconds"] < data["load_seconds"]
+    assert 0 < data["matrix_bytes"] < data["file_bytes"]
+    assert data["memory"]["pp"]["peak"] >= data["memory"]["before"]["peak"]
+    for name, count in (("tg", 3), ("pp", 9)):
+        assert data[name]["tokens"] == count
+        assert 0 < data[name]["min"] <= data[name]["median"]
+        shares = {row["what"]: row for row in data[f"{name}_shares"]}
+        assert sum(row["share"] for row in shares.values()) == pytest.approx(1)
+        assert {"matmul f32", "attention", "rms_norm", "quantize activations"} <= set(shares)
+        assert shares["matmul f32"]["bytes"] > 0
+    assert large.main([*words, "--warm"]) == 0
+    text = capsys.readouterr().out
+    assert "from a warm file" in text
+    assert "small ones together" in text
+
+
+def test_large_refusals(tmp_path, capsys):
+    (tmp_path / "empty.gguf").write_bytes(b"GGUF")
+    assert large.main([str(tmp_path / "empty.gguf")]) == 2
+    assert "FileError" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        large.main([str(TINY), "-r", "0"])
 
 
 def test_pnrt_does_not_know_perf():
