@@ -10,6 +10,7 @@ from rich.text import Text
 from pnrt.screen.parts import Renderable, group, table
 
 if TYPE_CHECKING:
+    from pnrt.debug.explain import Explanation
     from pnrt.debug.selftest import Failure, Report
 
 
@@ -71,3 +72,31 @@ def _verdict(report: Report) -> Text:
         f"{judged.get('bound', 0)} within their bound, of these {judged.get('exactly', 0)} exact"
     )
     return Text(text, style="bold red" if count else "green")
+
+
+def explain_screen(result: Explanation, most: int) -> Renderable:
+    """The nearest guesses and the verdict."""
+    out = table("distance", "guess", "what it means*", right=(0,))
+    for guess in result.guesses[:most]:
+        distance = guess["distance"]
+        style = "green" if guess["name"] in result.named else None
+        shown = "not finite" if distance is None else f"{distance:.3g}"
+        out.add_row(shown, guess["name"], guess["says"], style=style)
+    return group(Text(f"{result.about}: {result.kind}"), out, _explained(result))
+
+
+def _explained(result: Explanation) -> Text:
+    if not result.found:
+        best = result.guesses[0]
+        near = "" if best["distance"] is None else f", the nearest is {best['name']}"
+        return Text(
+            f"none of {len(result.guesses)} known mistakes makes these numbers{near}", style="red"
+        )
+    if "right" in result.named:
+        return Text("nothing is wrong here: the right reading makes these numbers", style="green")
+    if len(result.named) == 1:
+        return Text(f"these numbers come from: {result.named[0]}", style="bold green")
+    return Text(
+        f"these numbers come from one of (they cannot be told apart): {'; '.join(result.named)}",
+        style="bold green",
+    )
