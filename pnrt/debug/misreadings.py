@@ -59,6 +59,7 @@ def weigh(form: Format, codes, scale, offset=None) -> np.ndarray:
 
 
 def blocks_of(form: Format, rows: np.ndarray) -> np.ndarray:
+    """A copy of the rows as blocks [n, S]."""
     return rows.reshape(-1, form.nbytes).copy()
 
 
