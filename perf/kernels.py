@@ -20,6 +20,9 @@ import numpy as np
 from perf import measure
 from pnrt import backend, jit, reference
 from pnrt.cpu import matmul, pack
+from pnrt.cpu.activations import TILE, Activations
+from pnrt.cpu.codec import FLOATS
+from pnrt.cpu.codec import ROWS as PANEL
 from pnrt.errors import DeviceError, DifferenceError, PnrtError
 from pnrt.formats import FORMATS
 
@@ -51,14 +54,14 @@ def case(name: str, N: int, K: int, tokens: list[int], threads: int) -> list[dic
 
 def _time(weight: pack.Weight, base: np.ndarray, T: int, threads: int, rng) -> dict[str, Any]:
     name, N, K = weight.format, weight.N, weight.K
-    count = 1 if T == 1 else matmul.TILE
+    count = 1 if T == 1 else TILE
     x = rng.standard_normal((T, K)).astype(np.float32)
-    mode = "f32" if name in pack.FLOATS else "q8_0"
-    inputs = matmul.Activations(K, T, mode, count)
-    out = np.full((-(-T // count) * count, weight.panels * pack.ROWS), np.nan, np.float32)
+    mode = "f32" if name in FLOATS else "q8_0"
+    inputs = Activations(K, T, mode, count)
+    out = np.full((-(-T // count) * count, weight.panels * PANEL), np.nan, np.float32)
     control, bad = np.array([T, 0], np.int64), np.zeros(1, np.int32)
-    stack = pack.aligned(threads * matmul.STACK)
-    product = matmul.matmul(weight, inputs, out, control, stack)
+    scratch = matmul.scratch(threads, [weight], "q8_0")
+    product = matmul.matmul(weight, inputs, out, control, scratch)
     fill = jit.Script([inputs.fill(x, control, bad)])
     compiled = fill.compile() + jit.Script([product]).compile()
     inner = max(1, RUN // (N * K * T))

@@ -33,7 +33,7 @@ log = logging.getLogger("pnrt")
 
 ROOT = Path(__file__).resolve().parent
 # the rooms that hold compiled code; an edit anywhere in them makes a new cache directory
-SOURCES = ("jit.py", "scalars.py", "cpu/*.py", "formats/*.py")
+SOURCES = ("jit.py", "native.py", "scalars.py", "cpu/*.py", "formats/*.py")
 DIGEST_BYTES = 32
 
 
@@ -62,6 +62,17 @@ def cpu_features() -> frozenset[str]:
     """Names of the instruction sets kernels may use, e.g. {'avx2', 'avx512vnni', 'f16c'}."""
     flags = cpu_target()[1].split(",")
     return frozenset(flag[1:] for flag in flags if flag.startswith("+"))
+
+
+@functools.cache
+def amx_allowed() -> bool:
+    """Whether Linux lets this process use AMX tiles; asking for it grants it."""
+    import ctypes
+
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 @functools.cache
@@ -240,56 +251,9 @@ _started: dict[str, object] = {}
 
 def _build_region():
     """The one parallel function: threads walk the list of calls and meet at an atomic barrier."""
-    from llvmlite import ir
-    from numba import njit, prange, types
-    from numba.core import cgutils
-    from numba.extending import intrinsic
+    from numba import njit, prange
 
-    word = ir.IntType(64)
-
-    @intrinsic
-    def call(typingctx, function, arguments, thread, threads):
-        def emit(context, b, signature, args):
-            kind = ir.FunctionType(ir.VoidType(), [word] * 3)
-            b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 4), emit
-
-    @intrinsic
-    def arrive(typingctx, counter):
-        def emit(context, b, signature, args):
-            p = b.inttoptr(args[0], word.as_pointer())
-            return b.atomic_rmw("add", p, ir.Constant(word, 1), "acq_rel")
-
-        return types.int64(types.int64), emit
-
-    @intrinsic
-    def arrived(typingctx, counter):
-        def emit(context, b, signature, args):
-            return b.load_atomic(b.inttoptr(args[0], word.as_pointer()), "acquire", 8)
-
-        return types.int64(types.int64), emit
-
-    @intrinsic
-    def pause(typingctx, spins):
-        """Every 4096th turn of a spin loop, give the core to someone else.
-
-        No pause instruction: many of them in a row trap into the hypervisor of a virtual machine,
-        which halved the speed of a token.
-        """
-
-        def emit(context, b, signature, args):
-            if os.name == "posix":
-                tired = b.icmp_signed(
-                    "==", b.and_(args[0], ir.Constant(word, 4095)), ir.Constant(word, 4095)
-                )
-                with b.if_then(tired, likely=False):
-                    kind = ir.FunctionType(ir.IntType(32), [])
-                    b.call(cgutils.get_or_insert_function(b.module, kind, "sched_yield"), [])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), emit
+    from pnrt.native import call, fetch_add, pause, read_now
 
     @njit(parallel=True, nogil=True, error_model="numpy")
     def region(calls, threads, counter):
@@ -297,9 +261,9 @@ def _build_region():
             for i in range(calls.shape[0]):
                 call(calls[i, 0], calls[i, 1], thread, threads)
                 if calls[i, 2] != 0:
-                    goal = (arrive(counter) // threads + 1) * threads
+                    goal = (fetch_add(counter) // threads + 1) * threads
                     spins = 0
-                    while arrived(counter) < goal:
+                    while read_now(counter) < goal:
                         pause(spins)
                         spins += 1
 
@@ -355,6 +319,8 @@ class Call(NamedTuple):
     arguments: np.ndarray
     keep: tuple = ()
     barrier: bool = True
+    # kernels that this one calls: where in the arguments their addresses go
+    calls: tuple[tuple[int, Kernel], ...] = ()
 
 
 def address(array: np.ndarray) -> int:
@@ -387,7 +353,11 @@ class Script:
 
     def compile(self, progress: Callable[[int, int, str, float], None] | None = None) -> float:
         """Compile what is not compiled yet; seconds it took."""
-        seconds = compile_all((call.kernel for call in self.calls), progress)
+        used = [k for call in self.calls for k in (call.kernel, *(k for _, k in call.calls))]
+        seconds = compile_all(used, progress)
+        for call in self.calls:
+            for index, kernel in call.calls:
+                call.arguments[index] = kernel.address
         rows = [(c.kernel.address, address(c.arguments), c.barrier) for c in self.calls]
         self._table = np.array(rows, np.int64).reshape(-1, 3)
         return seconds

@@ -18,14 +18,15 @@ ROOT = Path(pnrt.__file__).parent
 BELOW = {
     "errors": set(),
     "scalars": {"errors"},
-    "jit": {"errors"},
+    "native": set(),
+    "jit": {"errors", "native"},
     "formats": {"errors", "scalars", "jit"},
     "reference": {"errors", "scalars", "formats"},
 }
 BACKENDS = {"backend", "cpu", "cuda"}
-# numba at the top of a module: the kernels, and what quantizing imports when it needs it
+# numba at the top of a module: the kernels, what they and jit share, what quantizing imports late
 COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search", "lanes"))
-NUMBA_AT_THE_TOP = ("cpu/", "cuda/", *COMPILED)
+NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", *COMPILED)
 NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py")
 FRONT = ("cli/", "__main__.py")
 

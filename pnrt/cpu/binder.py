@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, pack, rope, rotate
-from pnrt.formats import FORMATS
+from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, rope, rotate
+from pnrt.cpu.activations import Activations
+from pnrt.cpu.codec import FLOATS
 from pnrt.jit import Call, Script, words
 from pnrt.program import Step
 
@@ -31,7 +32,7 @@ class Binder:
 
     def __init__(self, session: CpuSession, count: int):
         self.session, self.count = session, count
-        self.inputs: dict[tuple[str, str], matmul.Activations] = {}
+        self.inputs: dict[tuple[str, str], Activations] = {}
         self.filled: set[tuple[str, str]] = set()
         self.names: list[str] = []
         self.calls: list[tuple[Call, frozenset, frozenset, str]] = []
@@ -69,12 +70,8 @@ class Binder:
     def embed(self, step, control, capacity) -> None:
         s = self.session
         form, rows = s.weights[f"{step.weights[0]}:rows"]
-        out = s.slots[step.output]
-        kernel = embed.embed_kernel(form)
-        K = FORMATS[form].columns(rows.shape[1])
-        self.simple(
-            step, control, kernel, rows, rows.shape[1], K, s.tokens, out, out.shape[1]
-        )  # fmt: skip
+        call = embed.lookup(form, rows, s.tokens, s.slots[step.output], control, s.threads)
+        self.emit(step.name, call, step.inputs, (step.output,), "tokens")
 
     def take(self, step, control, capacity) -> None:
         x, out = self.session.slots[step.inputs[0]], self.session.slots[step.output]
@@ -208,15 +205,15 @@ class Binder:
     def matmul(self, step, control, capacity) -> None:
         s, name = self.session, step.inputs[0]
         weight = s.weights[step.weights[0]]
-        mode = "f32" if weight.format in pack.FLOATS else s.activations
+        mode = "f32" if weight.format in FLOATS else s.activations
         key = (name, mode)
         if key not in self.inputs or self.inputs[key].K != weight.K:
-            self.inputs[key] = matmul.Activations(weight.K, capacity, mode, self.count)
+            self.inputs[key] = Activations(weight.K, capacity, mode, self.count)
             self.filled.discard(key)
         inputs = self.inputs[key]
         if key not in self.filled:
             call = inputs.fill(s.slots[name], control, s.flag(step.name))
             self.emit(step.name, call._replace(barrier=False), (name,), (key,), "tokens")
             self.filled.add(key)
-        call = matmul.matmul(weight, inputs, s.slots[step.output], control, s.stack)
+        call = matmul.matmul(weight, inputs, s.slots[step.output], control, s.products)
         self.emit(step.name, call._replace(barrier=False), (key,), (step.output,), "rows")

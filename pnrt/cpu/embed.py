@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
+from pnrt.cpu.codec import FLOATS, ROWS
 from pnrt.cpu.elementwise import share
-from pnrt.cpu.pack import CODECS, FLOATS
+from pnrt.cpu.pack import LANES, aligned, layout, pack_kernel, walk
 from pnrt.cpu.simd import (
     bits_float,
     f32_at,
-    fma_scalar,
     half_value,
     i32_at,
     i64_at,
     read_i64,
     u16_at,
 )
+from pnrt.cpu.unpack import unpack_kernel
 from pnrt.formats import FORMATS
-from pnrt.jit import Kernel, inline, kernel
+from pnrt.jit import Call, Kernel, inline, kernel, words
+from pnrt.native import call
 
 
-def _decoder(name: str):
-    """value(row, k): weight k of the row at an address, in float32."""
-    if name == "f32":
-        return inline(lambda row, k: f32_at(row)[k])
-    if name == "f16":
-        return inline(lambda row, k: half_value(u16_at(row)[k]))
-    if name == "bf16":
-        return inline(
+@functools.cache
+def _float_kernel(name: str) -> Kernel:
+    value = {
+        "f32": inline(lambda row, k: f32_at(row)[k]),
+        "f16": inline(lambda row, k: half_value(u16_at(row)[k])),
+        "bf16": inline(
             lambda row, k: bits_float(np.int32(np.uint32(u16_at(row)[k]) << np.uint32(16)))
-        )
-    codec, group = CODECS[name], FORMATS[name].group
-    code, zero, first, second = codec.code, codec.zero, codec.planes[0], codec.planes[-1]
-    offset = len(codec.planes) == 2
-
-    @inline
-    def value(row, k):
-        g = k // group
-        centred = np.float32(code(row, k) - np.int32(zero))
-        d = half_value(first(row, g))
-        if offset:
-            return fma_scalar(centred, d, -half_value(second(row, g)))
-        return centred * d
-
-    return value
-
-
-def _embed_kernel(name: str) -> Kernel:
-    value = _decoder(name)
+        ),
+        "cyb_u32": inline(lambda row, k: np.float32(i32_at(row)[k]) / np.float32(65536.0)),
+        "cyb_u16": inline(lambda row, k: np.float32(np.int16(u16_at(row)[k])) / np.float32(256.0)),
+    }[name]
 
     def embed(a, thread, threads):
         rows, row_bytes, K = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-        tokens, out, width = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
-        ids = i64_at(tokens)
+        ids, out, width = i64_at(read_i64(a + 24)), read_i64(a + 32), read_i64(a + 40)
         first, last = share(read_i64(read_i64(a + 48)), thread, threads)
         for t in range(first, last):
             row, target = rows + ids[t] * row_bytes, f32_at(out + t * width * 4)
@@ -60,6 +46,67 @@ def _embed_kernel(name: str) -> Kernel:
                 target[k] = value(row, k)
 
     return kernel(embed, name=f"embed_{name}")
+
+
+@kernel(name="embed")
+def _block_kernel(a, thread, threads):
+    """Pack each token's row as a panel of its own and unpack it: the product's weights."""
+    rows, row_bytes, K = read_i64(a), read_i64(a + 8), read_i64(a + 16)
+    ids, out, width = i64_at(read_i64(a + 24)), read_i64(a + 32), read_i64(a + 40)
+    first, last = share(read_i64(read_i64(a + 48)), thread, threads)
+    units, unit, steps, lanes = (
+        read_i64(a + 56), read_i64(a + 64), read_i64(a + 72), read_i64(a + 80),
+    )  # fmt: skip
+    pack, unpack = read_i64(a + 88), read_i64(a + 96)
+    size = read_i64(a + 128)
+    pack_arguments = read_i64(a + 104) + thread * size
+    unpack_arguments = read_i64(a + 112) + thread * size
+    weights = read_i64(a + 120) + thread * size
+    for t in range(first, last):
+        i64_at(pack_arguments)[0] = rows + ids[t] * row_bytes
+        call(pack, pack_arguments, 0, 1)
+        call(unpack, unpack_arguments, 0, weights)
+        source, target, at = f32_at(weights), f32_at(out + t * width * 4), 0
+        for i in range(lanes):
+            for u in range(read_i64(steps + 16 * i), units, LANES):
+                for k in range(min(unit, K - u * unit)):
+                    target[u * unit + k] = source[(at + k) * ROWS]
+                at += unit
+
+
+def lookup(
+    name: str, rows: np.ndarray, tokens: np.ndarray, out: np.ndarray, control, threads: int
+) -> Call:
+    """The call that writes the decoded rows of tokens.
+
+    Args:
+        rows: [V, row_bytes] uint8, the file's bytes.
+        tokens: int64; control[0] tells how many of them count.
+        out: [T, width] float32.
+    """
+    K = FORMATS[name].columns(rows.shape[1])
+    arguments = [rows, rows.shape[1], K, tokens, out, out.shape[1], control]
+    if name in FLOATS:
+        return Call(_float_kernel(name), words(*arguments), tuple(arguments), False)
+    one, unit = layout(name, 1, K), FORMATS[name].unit
+    steps, planes = walk(one.units), (*one.planes, 0, 0, 0, 0)[:4]
+    # of each thread: both argument blocks, the panel, its weights
+    panel, weights = 256, 256 + one.stride
+    size = -(-(weights + one.units * unit * ROWS * 4) // 64) * 64
+    scratch = aligned(threads * size)
+    for own in scratch.reshape(threads, size):
+        packed = own[panel:]
+        pack_words = words(
+            rows, rows.shape[1], 1, K, packed, one.stride, one.units, *planes, 1, steps, len(steps)
+        )
+        unpack_words = words(packed, one.stride, one.units, steps, len(steps), *planes)
+        own[: pack_words.nbytes] = pack_words.view(np.uint8)
+        own[128 : 128 + unpack_words.nbytes] = unpack_words.view(np.uint8)
+    arguments += [
+        one.units, unit, steps, len(steps), 0, 0, scratch, scratch[128:], scratch[weights:], size,
+    ]  # fmt: skip
+    calls = ((11, pack_kernel(name)), (12, unpack_kernel(name, "f32")))
+    return Call(_block_kernel, words(*arguments), tuple(arguments), False, calls)
 
 
 @kernel(name="take")
@@ -78,15 +125,3 @@ def take_kernel(a, thread, threads):
         source, target = i32_at(x + (start + t) * wx * 4), i32_at(out + t * wo * 4)
         for i in range(n):
             target[i] = source[i]
-
-
-_kernels: dict[str, Kernel] = {}
-
-
-def embed_kernel(name: str) -> Kernel:
-    """The kernel that looks up rows of a format."""
-    if name not in _kernels:
-        if name not in CODECS and name not in FLOATS:
-            raise KeyError(name)
-        _kernels[name] = _embed_kernel(name)
-    return _kernels[name]

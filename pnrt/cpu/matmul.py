@@ -2,422 +2,489 @@
 
 A SIMD lane is an output row, so nothing is reduced across lanes of a vector. The 32 contract lanes
 are walked in bit-reversed order and combined with a binary counter: that is the butterfly, with at
-most five partial sums alive. One source serves every format and every number of tokens: a *dot*
-turns 32 packed codes into eight vectors of bytes, a *unit* chains its segments by fma.
+most five partial sums alive.
 
-Activations lie tile by tile; inside a tile [32-block, token]: 32 int8 codes, a float32 scale, and
-the negated sums of the codes over 16, 16 and all 32 (which make the zero point and the offset).
+One token reads the packed codes once, so each format has its own kernel that multiplies them as
+they are unpacked. For tiles of tokens a panel is unpacked first (unpack.py), and one kernel per
+kind of record serves every format. Threads draw panels from a counter: one that is held up does
+not hold up the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
-from pnrt.cpu import simd
-from pnrt.cpu.elementwise import share
-from pnrt.cpu.pack import CODECS, FLOATS, LANES, ROWS, WORDS, Weight, aligned, lane_of
+from pnrt.cpu import dots, simd
+from pnrt.cpu.activations import SUMS, TILE, Activations
+from pnrt.cpu.codec import CODECS, FLOATS, ROWS, SPLITS, groups_of
+from pnrt.cpu.layout import WORDS
+from pnrt.cpu.pack import LANES, Weight, aligned, walk
 from pnrt.cpu.simd import (
     add,
-    and_,
-    bits,
-    f32_at,
+    add_i,
     fma,
-    i8_at,
-    i32_at,
     load_bf16,
     load_f32,
     load_half,
     load_i32,
     mul,
-    or_,
     read_i64,
-    set_f32,
     shift_left,
-    shift_right,
-    sub_i,
     to_f32,
 )
+from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
 from pnrt.formats import FORMATS
+from pnrt.formats.fp8 import INTEGERS
 from pnrt.jit import Call, Kernel, cpu_features, inline, kernel, words
+from pnrt.native import call, fetch_add, write_now
 
-# tokens per tile: as many as the registers hold accumulators for
-TILE = 8 if "avx512f" in cpu_features() else 4
-# tokens per pass over the weights: their activations stay in the second-level cache
-BLOCK = 128
-# int32 sums kept per 32 activations: of the first 16, the last 16, all
-SUMS = 3
-
-_low3, _low4, _two_bits = bits(0x07070707), bits(0x0F0F0F0F), bits(0x03030303)
-_bit2 = bits(0x04040404)
-_right3, _right4, _right5, _right6 = (shift_right(n) for n in (3, 4, 5, 6))
+# bytes per thread: partial sums, six tiles of vectors; and the products of tile registers
+PARTIAL = 6 * TILE * 64
+PRODUCTS = 6 * 1024
+# unpacked panels of one thread: about what the second-level cache holds beside the activations
+UNPACKED = 1 << 20
+_left7, _left14 = shift_left(7), shift_left(14)
 
 
-@inline
-def _byte_groups(w):
-    return (
-        load_i32(w),
-        load_i32(w + 64),
-        load_i32(w + 128),
-        load_i32(w + 192),
-        load_i32(w + 256),
-        load_i32(w + 320),
-        load_i32(w + 384),
-        load_i32(w + 448),
-    )
+def make_walk(count: int, load: Callable, store: Callable, zeros: Callable) -> Callable:
+    """product(unit, ...) is folded over the lanes; returns finish(acc, sums, stack) for one lane.
 
-
-@inline
-def _nibble_groups(w):
-    a, b, c, d = load_i32(w), load_i32(w + 64), load_i32(w + 128), load_i32(w + 192)
-    return (
-        and_(a, _low4()),
-        and_(_right4(a), _low4()),
-        and_(b, _low4()),
-        and_(_right4(b), _low4()),
-        and_(c, _low4()),
-        and_(_right4(c), _low4()),
-        and_(d, _low4()),
-        and_(_right4(d), _low4()),
-    )
-
-
-@inline
-def _three_groups(w):
-    a, b, c = load_i32(w), load_i32(w + 64), load_i32(w + 128)
-    return (
-        and_(a, _low3()),
-        and_(_right3(a), _low3()),
-        and_(b, _low3()),
-        and_(_right3(b), _low3()),
-        and_(c, _low3()),
-        and_(_right3(c), _low3()),
-        or_(and_(_right6(a), _two_bits()), and_(_right4(c), _bit2())),
-        or_(and_(_right6(b), _two_bits()), and_(_right5(c), _bit2())),
-    )
-
-
-GROUPS = {"byte": _byte_groups, "nibble": _nibble_groups, "three": _three_groups}
-
-
-def make_combine(count, load, store):
-    """The binary counter: add the partial sums that lane i completes, keep the result."""
+    The last lane's sum ends on the bottom of the stack.
+    """
+    size = count * 64
 
     @inline
-    def combine(acc, i, stack):
-        size = count * 64
-        while i & 1:
+    def finish(acc, merges, stack):
+        for _ in range(merges):
+            stack -= size
             acc = add(load(stack, 64), acc)
-            stack += size
-            i >>= 1
         store(stack, 64, acc)
+        return stack + size
 
-    return combine
+    return finish
 
 
-def _q8_unit(name: str, tile):
-    """unit(acc, w, planes, u, x, d, s): one unit of the row's product for a tile of tokens."""
-    codec, form = CODECS[name], FORMATS[name]
-    groups = GROUPS[codec.layout]
-    dot = simd.dot4_wide if codec.zero == 128 else simd.dot4
-    shift = shift_left(codec.zero.bit_length() - 1)
-    zero, T, size = codec.zero, tile.count, WORDS[codec.layout] * 64
-    splat, scale, izeros = tile.splat_i32, tile.splat_f32, tile.izeros
+def _digits_of_fp8() -> tuple[list[int], ...]:
+    n = INTEGERS[:128]
+    return [int(v) for v in n & 127], [int(v) for v in n >> 7 & 127], [int(v) for v in n >> 14]
+
+
+def _dot_one(name: str):
+    """dot(w, x, s, which) for halves 0 and 1 of a packed block or both (2): exact int32 sums."""
+    codec = CODECS[name]
+    splat = simd.splat_i32
+    if codec.fp8:
+        return _dot_fp8(splat)
+    groups, zero = groups_of(codec)
+    dot = dots.dot4_wide if zero == 128 else dots.dot4
+    shift = shift_left(max(zero, 1).bit_length() - 1)
+    nothing = simd.bits(0)
 
     @inline
     def start(s, which):
         # negated sum times the zero point
-        return shift(splat(s + 4 * which, 12)) if zero else izeros()
+        return shift(splat(s + 4 * which)) if zero else nothing()
 
     @inline
-    def half(acc, g0, g1, g2, g3, x):
-        acc = dot(acc, g0, splat(x, 32))
-        acc = dot(acc, g1, splat(x + 4, 32))
-        acc = dot(acc, g2, splat(x + 8, 32))
-        return dot(acc, g3, splat(x + 12, 32))
-
-    if form.group == 80:
-
-        @inline
-        def block(acc, w, dw, x, d, s):
-            g = groups(w)
-            total = half(start(s, 2), g[0], g[1], g[2], g[3], x)
-            total = half(total, g[4], g[5], g[6], g[7], x + 16)
-            return fma(to_f32(total), mul(dw, scale(d, 4)), acc)
-
-        @inline
-        def unit(acc, w, plane0, plane1, u, x, d, s):
-            x, d, s = x + 5 * u * T * 32, d + 5 * u * T * 4, s + 5 * u * T * 12
-            d0, d1 = load_half(plane0 + 64 * u), load_half(plane0 + 64 * u + 32)
-            acc = block(acc, w, d0, x, d, s)
-            acc = block(acc, w + size, d0, x + T * 32, d + T * 4, s + T * 12)
-            x, d, s, w = x + T * 64, d + T * 8, s + T * 24, w + 2 * size
-            # the weight scale changes in the middle of the third activation block
-            g = groups(w)
-            dx = scale(d, 4)
-            total = half(start(s, 0), g[0], g[1], g[2], g[3], x)
-            acc = fma(to_f32(total), mul(d0, dx), acc)
-            total = half(start(s, 1), g[4], g[5], g[6], g[7], x + 16)
-            acc = fma(to_f32(total), mul(d1, dx), acc)
-            x, d, s, w = x + T * 32, d + T * 4, s + T * 12, w + size
-            acc = block(acc, w, d1, x, d, s)
-            return block(acc, w + size, d1, x + T * 32, d + T * 4, s + T * 12)
-
-        return unit
-
-    per_scale = form.group // 32
-    offset = len(codec.planes) == 2
+    def half(acc, a, b, c, d, x):
+        acc = dot(acc, a, splat(x))
+        acc = dot(acc, b, splat(x + 4))
+        acc = dot(acc, c, splat(x + 8))
+        return dot(acc, d, splat(x + 12))
 
     @inline
-    def unit(acc, w, plane0, plane1, u, x, d, s):
-        x, d, s = x + u * T * 32, d + u * T * 4, s + u * T * 12
-        at = u // per_scale * 32
+    def whole(w, x, s):
         g = groups(w)
         total = half(start(s, 2), g[0], g[1], g[2], g[3], x)
-        total = half(total, g[4], g[5], g[6], g[7], x + 16)
-        dx = scale(d, 4)
-        acc = fma(to_f32(total), mul(load_half(plane0 + at), dx), acc)
-        if offset:
-            acc = fma(to_f32(splat(s + 8, 12)), mul(load_half(plane1 + at), dx), acc)
-        return acc
+        return half(total, g[4], g[5], g[6], g[7], x + 16)
 
-    return unit
+    @inline
+    def parts(w, x, s):
+        g = groups(w)
+        low = half(start(s, 0), g[0], g[1], g[2], g[3], x)
+        return low, half(start(s, 1), g[4], g[5], g[6], g[7], x + 16)
+
+    return whole, parts
 
 
-def _f32_unit(name: str, tile):
-    """The same walk with float32 activations [k, token]: fma over k ascending, decoded weights."""
-    T, splat = tile.count, tile.splat_f32
-    if name in FLOATS:
-        size = FLOATS[name]
-        load = {"f32": load_f32, "f16": load_half, "bf16": load_bf16}[name]
+def _dot_fp8(splat):
+    if "avx512vbmi" not in cpu_features() or "avx512vnni" not in cpu_features():
+        # rarely met: sums of exact integers made from the floats
+        @inline
+        def whole(w, x, s):
+            total = simd.bits(0)()
+            for g in range(8):
+                total = dots.dot_fp8(total, load_i32(w + 64 * g), splat(x + 4 * g))
+            return total
+
+        return whole, None
+    low, middle, high = (dots.lookup128(digits) for digits in _digits_of_fp8())
+    bias, dot = dots.add_bytes(128), dots.dot4
+
+    @inline
+    def whole(w, x, s):
+        a = b = c = _left7(splat(s + 8))
+        for g in range(8):
+            v, q = load_i32(w + 64 * g), splat(x + 4 * g)
+            a, b, c = (
+                dot(a, bias(low(v)), q),
+                dot(b, bias(middle(v)), q),
+                dot(c, bias(high(v)), q),
+            )
+        return add_i(a, add_i(_left7(b), _left14(c)))
+
+    return whole, None
+
+
+def _one_unit(name: str):
+    """unit(acc, w, p0, p1, p2, p3, u, x, d, s): one unit of the product with one token."""
+    codec, split = CODECS[name], SPLITS[name]
+    whole, parts = _dot_one(name)
+    at, offset, size = codec.scales.at, codec.scales.offset, WORDS[codec.layout] * 64
+    scale, splat = simd.splat_f32, simd.splat_i32
+
+    if split == 80:
 
         @inline
-        def unit(acc, w, plane0, plane1, u, x, d, s):
-            x += 32 * u * T * 4
-            for k in range(32):
-                acc = fma(load(w + k * ROWS * size), splat(x + k * T * 4, 4), acc)
+        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
+            x, d, s = x + 160 * u, d + 20 * u, s + 60 * u
+            d0, _ = at(p0, p1, p2, p3, 160 * u)
+            d1, _ = at(p0, p1, p2, p3, 160 * u + 80)
+            acc = fma(to_f32(whole(w, x, s)), mul(d0, scale(d)), acc)
+            acc = fma(to_f32(whole(w + size, x + 32, s + 12)), mul(d0, scale(d + 4)), acc)
+            # the weight scale changes in the middle of the third activation block
+            low, high = parts(w + 2 * size, x + 64, s + 24)
+            acc = fma(to_f32(low), mul(d0, scale(d + 8)), acc)
+            acc = fma(to_f32(high), mul(d1, scale(d + 8)), acc)
+            total = whole(w + 3 * size, x + 96, s + 36)
+            acc = fma(to_f32(total), mul(d1, scale(d + 12)), acc)
+            total = whole(w + 4 * size, x + 128, s + 48)
+            return fma(to_f32(total), mul(d1, scale(d + 16)), acc)
+
+    elif split == 16:
+
+        @inline
+        def segment(acc, total, dw, m, dx, s):
+            acc = fma(to_f32(total), mul(dw, dx), acc)
+            if offset:
+                acc = fma(to_f32(splat(s)), mul(m, dx), acc)
             return acc
 
-        return unit
+        @inline
+        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
+            x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
+            low, high = parts(w, x, s)
+            dw, m = at(p0, p1, p2, p3, 32 * u)
+            acc = segment(acc, low, dw, m, dx, s)
+            dw, m = at(p0, p1, p2, p3, 32 * u + 16)
+            return segment(acc, high, dw, m, dx, s + 4)
 
-    codec, form = CODECS[name], FORMATS[name]
-    groups, zero, byte = GROUPS[codec.layout], bits(codec.zero), bits(255)
-    by8, by16, by24 = shift_right(8), shift_right(16), shift_right(24)
-    offset, blocks, group = len(codec.planes) == 2, form.unit // 32, form.group
-    size = WORDS[codec.layout] * 64
+    else:
 
-    @inline
-    def one(acc, code, dw, m, x):
-        value = to_f32(sub_i(code, zero()))
-        weight = fma(value, dw, m) if offset else mul(value, dw)
-        return fma(weight, splat(x, 4), acc)
-
-    @inline
-    def four(acc, v, dw, m, x):
-        acc = one(acc, and_(v, byte()), dw, m, x)
-        acc = one(acc, and_(by8(v), byte()), dw, m, x + T * 4)
-        acc = one(acc, and_(by16(v), byte()), dw, m, x + T * 8)
-        return one(acc, by24(v), dw, m, x + T * 12)
-
-    @inline
-    def scales(plane0, plane1, k):
-        at = k // group * 32
-        dw = load_half(plane0 + at)
-        m = mul(load_half(plane1 + at), set_f32(np.float32(-1.0))) if offset else dw
-        return dw, m
-
-    @inline
-    def unit(acc, w, plane0, plane1, u, x, d, s):
-        for block in range(blocks):
-            k = (u * blocks + block) * 32
-            at = x + k * T * 4
-            g = groups(w + block * size)
-            dw, m = scales(plane0, plane1, k)
-            acc = four(acc, g[0], dw, m, at)
-            acc = four(acc, g[1], dw, m, at + T * 16)
-            acc = four(acc, g[2], dw, m, at + T * 32)
-            acc = four(acc, g[3], dw, m, at + T * 48)
-            at += T * 64
-            dw, m = scales(plane0, plane1, k + 16)
-            acc = four(acc, g[4], dw, m, at)
-            acc = four(acc, g[5], dw, m, at + T * 16)
-            acc = four(acc, g[6], dw, m, at + T * 32)
-            acc = four(acc, g[7], dw, m, at + T * 48)
-        return acc
+        @inline
+        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
+            x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
+            dw, m = at(p0, p1, p2, p3, 32 * u)
+            acc = fma(to_f32(whole(w, x, s)), mul(dw, dx), acc)
+            if offset:
+                acc = fma(to_f32(splat(s + 8)), mul(m, dx), acc)
+            return acc
 
     return unit
 
 
-def _matmul_kernel(name: str, activations: str, count: int) -> Kernel:
-    tile = simd.tiles(count)
-    unit = (_q8_unit if activations == "q8_0" else _f32_unit)(name, tile)
-    combine = make_combine(count, tile.load, tile.store)
-    zeros, load, store = tile.zeros, tile.load, tile.store
-    if name in FLOATS:
-        blocks, unit_bytes = 1, 32 * ROWS * FLOATS[name]
-    else:
-        blocks = FORMATS[name].unit // 32
-        unit_bytes = blocks * WORDS[CODECS[name].layout] * 64
-    quantized = activations == "q8_0"
+@inline
+def _draw(ticket, items, threads):
+    """The next of `items`, handed out once; the last thread to come away empty starts anew."""
+    item = fetch_add(ticket)
+    if item == items + threads - 1:
+        write_now(ticket, 0)
+    return item
+
+
+def _one_kernel(name: str) -> Kernel:
+    unit = _one_unit(name)
+    nbytes = FORMATS[name].unit // 32 * WORDS[CODECS[name].layout] * 64
+    load = inline(lambda p, stride: load_f32(p))
+    store = inline(lambda p, stride, v: simd.store_f32(p, v))
+    finish = make_walk(1, load, store, simd.zero)
 
     def matmul(a, thread, threads):
         data, stride, panels = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-        units, plane0, plane1 = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
-        codes, scales, sums = read_i64(a + 48), read_i64(a + 56), read_i64(a + 64)
-        x_blocks, y, width = read_i64(a + 72), read_i64(a + 80), read_i64(a + 88)
-        tokens = read_i64(read_i64(a + 96))
-        stack = read_i64(a + 104) + thread * STACK
-        tiles = (tokens + count - 1) // count
-        first, last = panels * thread // threads, panels * (thread + 1) // threads
-        x_tile = x_blocks * count * (32 if quantized else 128)
-        for t0 in range(0, tiles, BLOCK // count):
-            for panel in range(first, last):
-                base = data + panel * stride
-                for t in range(t0, min(tiles, t0 + BLOCK // count)):
-                    x = codes + t * x_tile
-                    d = scales + t * x_blocks * count * 4
-                    s = sums + t * x_blocks * count * 12
-                    w = base
-                    for i in range(LANES):
+        units, steps, lanes = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
+        q0, q1 = read_i64(a + 48), read_i64(a + 56)
+        q2, q3 = read_i64(a + 64), read_i64(a + 72)
+        x, d, s = read_i64(a + 80), read_i64(a + 88), read_i64(a + 96)
+        y, ticket, each = read_i64(a + 120), read_i64(a + 144), read_i64(a + 152)
+        bottom = read_i64(a + 168) + thread * read_i64(a + 176)
+        items = (panels + each - 1) // each
+        item = _draw(ticket, items, threads)
+        while item < items:
+            for panel in range(item * each, min(panels, (item + 1) * each)):
+                w = data + panel * stride
+                p0, p1, p2, p3 = w + q0, w + q1, w + q2, w + q3
+                stack = bottom
+                for i in range(lanes):
+                    acc = simd.zero()
+                    for u in range(read_i64(steps + 16 * i), units, LANES):
+                        acc = unit(acc, w, p0, p1, p2, p3, u, x, d, s)
+                        w += nbytes
+                    stack = finish(acc, read_i64(steps + 16 * i + 8), stack)
+                total = load_f32(bottom)
+                if units < LANES:
+                    # the lanes left out are +0.0
+                    total = add(total, simd.zero())
+                simd.store_f32(y + panel * 64, total)
+            item = _draw(ticket, items, threads)
+
+    return kernel(matmul, name=f"matmul_{name}_q8_0_1")
+
+
+def _tile_dot(tile, tier: str):
+    """dot(w, x, s, product, which): int32 sums of a tile: of 16 codes (0, 1) or all 32 (2).
+
+    product: memory for one product of tile registers.
+    """
+    splat, izeros = tile.splat_i32, tile.izeros
+    if tier == "amx":
+        whole, half, load = dots.amx_dot(32), dots.amx_dot(16), dots.load_products(tile.count)
+
+        @inline
+        def multiply(w, x, s, product, which):
+            if which == 2:
+                whole(x, w, product)
+            else:
+                half(x + 16 * which, w + 256 * which, product)
+            return load(product)
+
+        return multiply
+    byte_dot = {"vnni": dots.dot4, "avx2": dots.dot4_signed, "plain": dots.dot4_signed}[tier]
+    biased = tier == "vnni"
+
+    @inline
+    def dot(w, x, s, product, which):
+        acc = splat(s + 4 * which, 4 * SUMS) if biased else izeros()
+        for g in range(4 if which == 1 else 0, 4 if which == 0 else 8):
+            acc = byte_dot(acc, load_i32(w + 64 * g), splat(x + 4 * g, 32))
+        return acc
+
+    return dot
+
+
+def _tile_unit(record: Record, tile, tier: str):
+    """unit(acc, w, u, x, d, s, f, products): one unit of a tile of tokens from its records."""
+    T, scale = tile.count, tile.splat_f32
+    dot, offset, planes, nbytes = (
+        _tile_dot(tile, tier), record.offset, record.planes, record.nbytes,
+    )  # fmt: skip
+    segments, wide = record.segments, record.planes > 1
+
+    @inline
+    def total(w, x, s, product, which):
+        if wide:
+            low = dot(w, x, s, product, which)
+            middle = dot(w + 512, x, s, product + 1024, which)
+            high = dot(w + 1024, x, s, product + 2048, which)
+            return add_i(low, add_i(_left7(middle), _left14(high)))
+        return dot(w, x, s, product, which)
+
+    @inline
+    def segment(acc, w, index, x, dx, s, f, product, which):
+        at = w + 512 * planes + 64 * index
+        acc = fma(to_f32(total(w, x, s, product, which)), mul(load_f32(at), dx), acc)
+        if offset:
+            m = load_f32(at + 64 * segments)
+            acc = fma(scale(f + 4 * which, 4 * SUMS), mul(m, dx), acc)
+        return acc
+
+    @inline
+    def block(acc, w, split, b, x, d, s, f, product):
+        x, dx = x + b * T * 32, scale(d + b * T * 4, 4)
+        s, f = s + b * T * 12, f + b * T * 12
+        if split:
+            acc = segment(acc, w, 0, x, dx, s, f, product, 0)
+            return segment(acc, w, 1, x, dx, s, f, product + 1024, 1)
+        return segment(acc, w, 0, x, dx, s, f, product, 2)
+
+    if record.split == 80:
+
+        @inline
+        def unit(acc, w, u, x, d, s, f, products):
+            acc = block(acc, w, False, 5 * u, x, d, s, f, products)
+            acc = block(acc, w + nbytes, False, 5 * u + 1, x, d, s, f, products + 1024)
+            acc = block(acc, w + 2 * nbytes, True, 5 * u + 2, x, d, s, f, products + 2048)
+            acc = block(acc, w + 3 * nbytes, False, 5 * u + 3, x, d, s, f, products + 4096)
+            return block(acc, w + 4 * nbytes, False, 5 * u + 4, x, d, s, f, products + 5120)
+
+        return unit
+    split = record.split == 16
+
+    @inline
+    def unit(acc, w, u, x, d, s, f, products):
+        return block(acc, w, split, u, x, d, s, f, products)
+
+    return unit
+
+
+def _float_unit(name: str, tile):
+    """unit(acc, w, u, x, d, s, f, products): fma over k ascending, float weights as packed."""
+    T, splat, size = tile.count, tile.splat_f32, FLOATS[name]
+    load = {"f16": load_half, "bf16": load_bf16}.get(name, load_f32)
+
+    @inline
+    def unit(acc, w, u, x, d, s, f, products):
+        x += 32 * u * T * 4
+        for k in range(32):
+            acc = fma(load(w + k * ROWS * size), splat(x + k * T * 4, 4), acc)
+        return acc
+
+    return unit
+
+
+def _long_unit(unit, nbytes: int, blocks: int):
+    """A unit of several blocks made of one-block units."""
+
+    @inline
+    def long(acc, w, u, x, d, s, f, products):
+        for block in range(blocks):
+            acc = unit(acc, w + block * nbytes, u * blocks + block, x, d, s, f, products)
+        return acc
+
+    return long
+
+
+def _tile_kernel(
+    kind: str, unit: Callable, nbytes: int, count: int, x_block: int, registers: bool
+) -> Kernel:
+    """The product of tiles of tokens: unpack some panels, then pass all tokens over them.
+
+    nbytes: of a unit as unpacked; x_block: activation bytes per block and token; registers:
+    whether the unit uses AMX.
+    """
+    tile = simd.tiles(count)
+    zeros, load, store = tile.zeros, tile.load, tile.store
+    finish = make_walk(count, load, store, zeros)
+    tiles_on = dots.tiles_on if registers else inline(lambda config: None)
+    tiles_off = dots.tiles_off if registers else inline(lambda: None)
+
+    def matmul(a, thread, threads):
+        data, stride, panels = read_i64(a), read_i64(a + 8), read_i64(a + 16)
+        units, steps, lanes = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
+        codes, scales, sums, totals = (
+            read_i64(a + 80), read_i64(a + 88), read_i64(a + 96), read_i64(a + 104),
+        )  # fmt: skip
+        x_blocks, y, width = read_i64(a + 112), read_i64(a + 120), read_i64(a + 128)
+        tokens, ticket, each = read_i64(read_i64(a + 136)), read_i64(a + 144), read_i64(a + 152)
+        unpacked = read_i64(a + 160)
+        bottom = read_i64(a + 168) + thread * read_i64(a + 176)
+        unpack, unpack_arguments = read_i64(a + 184), read_i64(a + 192)
+        products, panel_size = bottom + PARTIAL, units * nbytes
+        first = products + PRODUCTS
+        items = (panels + each - 1) // each
+        x_tile = x_blocks * count
+        tiles_on(read_i64(a + 200))
+        item = _draw(ticket, items, threads)
+        while item < items:
+            stop = min(panels, (item + 1) * each)
+            if unpacked:
+                for panel in range(item * each, stop):
+                    call(unpack, unpack_arguments, panel, first + panel % each * panel_size)
+            for t in range((tokens + count - 1) // count):
+                x, d = codes + t * x_tile * x_block, scales + t * x_tile * 4
+                s, f = sums + t * x_tile * 12, totals + t * x_tile * 12
+                for panel in range(item * each, stop):
+                    w = first + panel % each * panel_size if unpacked else data + panel * stride
+                    stack = bottom
+                    for i in range(lanes):
                         acc = zeros()
-                        for u in range(lane_of(i), units, LANES):
-                            acc = unit(acc, w, base + plane0, base + plane1, u, x, d, s)
-                            w += unit_bytes
-                        combine(acc, i, stack)
-                    total = load(stack + 5 * count * 64, 64)
+                        for u in range(read_i64(steps + 16 * i), units, LANES):
+                            acc = unit(acc, w, u, x, d, s, f, products)
+                            w += nbytes
+                        stack = finish(acc, read_i64(steps + 16 * i + 8), stack)
+                    total = load(bottom, 64)
+                    if units < LANES:
+                        # the lanes left out are +0.0
+                        total = add(total, zeros())
                     store(y + t * count * width * 4 + panel * 64, width * 4, total)
+            item = _draw(ticket, items, threads)
+        tiles_off()
 
-    return kernel(matmul, name=f"matmul_{name}_{activations}_{count}")
+    return kernel(matmul, name=f"matmul_{kind}_{count}")
 
-
-# bytes of partial sums per thread: six tiles of the largest size, on their own cache lines
-STACK = 8 * 8 * 64
 
 _kernels: dict[tuple, Kernel] = {}
 
 
 def matmul_kernel(name: str, activations: str, count: int) -> Kernel:
     """The kernel of a product: count is 1 or TILE tokens at a time."""
-    key = (name, activations, count)
+    quantized = activations == "q8_0" and name not in FLOATS
+    if quantized and count == 1:
+        key = (name,)
+    elif quantized:
+        key = (record_of(name), count)
+    else:
+        kind = name if name in ("f16", "bf16") else "f32"
+        blocks = FORMATS[name].unit // 32
+        key = (kind, count, blocks)
     if key not in _kernels:
-        _kernels[key] = _matmul_kernel(*key)
+        _kernels[key] = _make_kernel(*key)
     return _kernels[key]
 
 
-def _quantize(a, thread, threads):
-    x, width, K = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-    codes, scales, sums = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
-    blocks, count = read_i64(a + 48), read_i64(a + 56)
-    tokens = read_i64(read_i64(a + 64))
-    bad = i32_at(read_i64(a + 72))
-    rounded = (tokens + count - 1) // count * count
-    first, last = share(tokens, thread, threads)
-    if thread == threads - 1:
-        # the unused tokens of the last tile are zeros
-        last = rounded
-    real = (K + 31) // 32
-    for item in range(first * real, last * real):
-        t, b = item // real, item % real
-        at = ((t // count) * blocks + b) * count + t % count
-        q, s, d = i8_at(codes + at * 32), i32_at(sums + at * 12), f32_at(scales + at * 4)
-        source = f32_at(x + (t * width + b * 32) * 4)
-        n = min(32, K - b * 32) if t < tokens else 0
-        top = np.int32(0)
-        for j in range(n):
-            top = max(top, simd.float_bits(source[j]) & np.int32(0x7FFFFFFF))
-        if top >= np.int32(0x7F800000):
-            bad[0] = np.int32(1)
-            top = np.int32(0)
-            n = 0
-        step = simd.bits_float(top) / np.float32(127.0)
-        inverse = np.float32(1.0) / step if step != np.float32(0.0) else np.float32(0.0)
-        if inverse == np.float32(np.inf):
-            # the scale rounds to zero, whatever the codes
-            inverse = np.float32(0.0)
-        low = high = np.int32(0)
-        for j in range(32):
-            v = source[j] * inverse if j < n else np.float32(0.0)
-            # to nearest, halves away from zero
-            whole = np.int32(v)
-            rest = v - np.float32(whole)
-            whole += np.int32(rest >= np.float32(0.5)) - np.int32(rest <= np.float32(-0.5))
-            q[j] = np.int8(whole)
-            if j < 16:
-                low += whole
-            else:
-                high += whole
-        s[0], s[1], s[2] = -low, -high, -(low + high)
-        d[0] = simd.half_value(simd.half_bits(step))
-        if d[0] > np.float32(65504.0):
-            bad[0] = np.int32(1)
+def _make_kernel(which: str | Record, count: int = 1, blocks: int = 0) -> Kernel:
+    tile, tier = simd.tiles(count), dots.dot_tier()
+    if isinstance(which, Record):
+        unit = _tile_unit(which, tile, tier)
+        nbytes = which.blocks * which.nbytes
+        return _tile_kernel(f"{which.name}_{tier}", unit, nbytes, count, 32, tier == "amx")
+    if not blocks:
+        return _one_kernel(which)
+    nbytes = 32 * ROWS * FLOATS[which]
+    unit = _float_unit(which, tile)
+    if blocks > 1:
+        unit = _long_unit(unit, nbytes, blocks)
+    return _tile_kernel(f"{which}x{blocks}", unit, nbytes * blocks, count, 128, False)
 
 
-quantize_kernel = kernel(_quantize, name="quantize_q8_0")
-
-
-def _spread(a, thread, threads):
-    """Float32 activations [T, K] -> tiles of [k, token]."""
-    x, width, K = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-    out, blocks, count = read_i64(a + 24), read_i64(a + 48), read_i64(a + 56)
-    tokens = read_i64(read_i64(a + 64))
-    bad = i32_at(read_i64(a + 72))
-    first, last = share(tokens, thread, threads)
-    if thread == threads - 1:
-        last = (tokens + count - 1) // count * count
-    for t in range(first, last):
-        source = f32_at(x + t * width * 4)
-        target = f32_at(out + ((t // count) * blocks * 32 * count + t % count) * 4)
-        top = np.int32(0)
-        for k in range(K if t < tokens else 0):
-            target[k * count] = source[k]
-            top = max(top, simd.float_bits(source[k]) & np.int32(0x7FFFFFFF))
-        if top >= np.int32(0x7F800000):
-            bad[0] = np.int32(1)
-        if t >= tokens:
-            for k in range(K):
-                target[k * count] = np.float32(0.0)
-
-
-spread_kernel = kernel(_spread, name="spread_f32")
-
-
-class Activations:
-    """Memory for one activation vector of K columns, for up to T tokens.
-
-    mode: 'q8_0' or 'f32'; count: tokens per tile (1 or TILE).
-    """
-
-    def __init__(self, K: int, T: int, mode: str, count: int):
-        self.K, self.mode, self.count = K, mode, count
-        # whole units of 160, so that any format can read behind the last weight
-        self.blocks = -(-K // 160) * 5
-        n = -(-T // count) * count * self.blocks
-        if mode == "q8_0":
-            self.codes, self.scales, self.sums = aligned(n * 32), aligned(n * 4), aligned(n * 12)
-        else:
-            self.codes, self.scales, self.sums = aligned(n * 128), aligned(64), aligned(64)
-
-    def fill(self, x: np.ndarray, control: np.ndarray, bad: np.ndarray) -> Call:
-        """The call that converts x [T, width] float32; control[0] is T; bad[0] becomes 1 on NaN."""
-        which = quantize_kernel if self.mode == "q8_0" else spread_kernel
-        arguments = words(
-            x, x.shape[1], self.K, self.codes, self.scales, self.sums, self.blocks, self.count,
-            control, bad,
-        )  # fmt: skip
-        return Call(which, arguments, (x, self, control, bad))
+def scratch(threads: int, weights: Iterable[Weight], activations: str) -> np.ndarray:
+    """Memory to multiply by any of these matrices: uint8 [threads, bytes]."""
+    most = 0
+    for weight in weights:
+        if weight.format not in FLOATS:
+            size = panel_bytes(weight.format, weight.units, activations)
+            most = max(most, size * max(1, UNPACKED // size))
+    size = PARTIAL + PRODUCTS + most
+    return aligned(threads * size).reshape(threads, size)
 
 
 def matmul(
-    weight: Weight, x: Activations, out: np.ndarray, control: np.ndarray, stack: np.ndarray
+    weight: Weight, x: Activations, out: np.ndarray, control: np.ndarray, scratch: np.ndarray
 ) -> Call:
     """The call that multiplies: out [T rounded up to whole tiles, width] float32, width >= N.
 
+    Args:
+        scratch: what scratch() gives.
     Exact: the bits of reference.matmul, for any instruction set, thread count and tile.
     """
     mode = "f32" if weight.format in FLOATS else x.mode
-    planes = (*weight.planes, 0, 0)[:2]
+    threads = len(scratch)
+    planes = (*weight.planes, 0, 0, 0, 0)[:4]
+    steps, ticket = walk(weight.units), np.zeros(8, np.int64)
+    config = np.frombuffer(dots.tile_config(), np.uint8)
+    unpacked = weight.format not in FLOATS and (x.count > 1 or mode == "f32")
+    each, calls, unpack_words = max(1, weight.panels // (16 * threads)), (), np.zeros(1, np.int64)
+    if unpacked:
+        size = panel_bytes(weight.format, weight.units, mode)
+        each = max(1, min(UNPACKED // size, weight.panels // (4 * threads)))
+        unpack_words = words(weight.data, weight.stride, weight.units, steps, len(steps), *planes)
+        calls = ((23, unpack_kernel(weight.format, mode)),)
     arguments = words(
-        weight.data, weight.stride, weight.panels, weight.units, *planes,
-        x.codes, x.scales, x.sums, x.blocks, out, out.shape[1], control, stack,
+        weight.data, weight.stride, weight.panels, weight.units, steps, len(steps), *planes,
+        x.codes, x.scales, x.sums, x.totals, x.blocks, out, out.shape[1], control, ticket, each,
+        unpacked, scratch, scratch.shape[1], 0, unpack_words, config,
     )  # fmt: skip
     which = matmul_kernel(weight.format, mode, x.count)
-    return Call(which, arguments, (weight, x, out, control, stack))
+    keep = (weight, x, out, control, scratch, steps, ticket, config, unpack_words)
+    return Call(which, arguments, keep, calls=calls)

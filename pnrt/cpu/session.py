@@ -9,7 +9,9 @@ import numpy as np
 
 from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, refusal
 from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, pack, rope, rotate, tap
+from pnrt.cpu.activations import TILE, Activations
 from pnrt.cpu.binder import Binder, whole
+from pnrt.cpu.codec import CODECS, FLOATS
 from pnrt.errors import DeviceError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.jit import Script, default_threads
@@ -18,7 +20,7 @@ from pnrt.program import Program
 
 # logits are computed for this many rows at a time, whatever the chunk
 HEAD_ROWS = 64
-FORMATS_HERE = (*pack.CODECS, *pack.FLOATS)
+FORMATS_HERE = (*CODECS, *FLOATS)
 OPS = {
     "add": elementwise.add_kernel,
     "add_bias": elementwise.bias_kernel,
@@ -101,17 +103,17 @@ class CpuBackend:
         if not np.isfinite(x).all():
             t, k = np.argwhere(~np.isfinite(x))[0]
             raise FormatError(f"matmul: x[{t}, {k}] is {x[t, k]}; activations must be finite")
-        T, count = len(x), 1 if len(x) == 1 else matmul.TILE
+        T, count = len(x), 1 if len(x) == 1 else TILE
         if T == 0:
             return np.empty((0, weight.N), np.float32)
-        mode = "f32" if weight.format in pack.FLOATS else activations
-        inputs = matmul.Activations(weight.K, T, mode, count)
+        mode = "f32" if weight.format in FLOATS else activations
+        inputs = Activations(weight.K, T, mode, count)
         out = np.full((whole(T, count), weight.panels * pack.ROWS), np.nan, np.float32)
         control, bad = np.array([T, 0], np.int64), np.zeros(1, np.int32)
-        stack = pack.aligned(self.threads * matmul.STACK)
+        scratch = matmul.scratch(self.threads, [weight], mode)
         calls = [
             inputs.fill(x, control, bad),
-            matmul.matmul(weight, inputs, out, control, stack),
+            matmul.matmul(weight, inputs, out, control, scratch),
         ]
         Script(calls).run(self.threads)
         if bad[0]:
@@ -159,7 +161,7 @@ class CpuSession:
         self.rope_tables = tuple(np.ascontiguousarray(t, np.float32) for t in rope_tables)
         self.positions = whole(positions, pack.ROWS)
         self.limit = positions
-        self.chunk = whole(min(chunk, self.limit), matmul.TILE)
+        self.chunk = whole(min(chunk, self.limit), TILE)
         self.position = 0
         self._spoiled = ""
         self._allocate()
@@ -174,7 +176,8 @@ class CpuSession:
         widest = max((dim for _, dim in self.program.caches), default=0)
         self.scratch_bytes = whole((self.positions + 32 + whole(widest, 64)) * 4, 64)
         self.scratch = pack.aligned(self.threads * self.scratch_bytes)
-        self.stack = pack.aligned(self.threads * matmul.STACK)
+        matrices = [w for w in self.weights.values() if isinstance(w, pack.Weight)]
+        self.products = matmul.scratch(self.threads, matrices, self.activations)
         self.tokens = np.zeros(self.chunk, np.int64)
         self.caches = [
             (
@@ -226,7 +229,7 @@ class CpuSession:
 
     def prepare(self) -> None:
         """Compile (or load) every kernel a prompt and a generation need."""
-        for part, count in (("both", 1), ("body", matmul.TILE), ("head", 1), ("head", matmul.TILE)):
+        for part, count in (("both", 1), ("body", TILE), ("head", 1), ("head", TILE)):
             self._script(part, count)
 
     def run(self, tokens: np.ndarray, wanted: int = 1) -> np.ndarray:
@@ -259,11 +262,11 @@ class CpuSession:
             self._run("both", 1)
             logits[0] = self.slots[self.program.logits][0, :V]
         else:
-            self._run("body", 1 if T == 1 else matmul.TILE)
+            self._run("body", 1 if T == 1 else TILE)
             for first in range(0, wanted, HEAD_ROWS):
                 rows = min(HEAD_ROWS, wanted - first)
                 self.head_control[:] = rows, T - wanted + first
-                self._run("head", 1 if rows == 1 else matmul.TILE)
+                self._run("head", 1 if rows == 1 else TILE)
                 logits[first : first + rows] = self.slots[self.program.logits][:rows, :V]
         self.position += T
         return logits

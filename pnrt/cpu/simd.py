@@ -4,7 +4,8 @@ A kernel handles memory as int64 addresses and data as vectors of 16 lanes (i32x
 whatever the CPU: LLVM splits a vector where registers are narrower. A *tile* is T vectors, one per
 token; an operation on tiles and vectors is done token by token, so one kernel source serves one
 token and many.
-Only `dot4` and the fp16 conversions depend on the instruction set, and their results do not.
+Products of bytes are in dots.py; of what is here only the fp16 conversions depend on the
+instruction set, and their results do not.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _pointer(b, address, llvm):
     return b.inttoptr(address, llvm.as_pointer())
 
 
-def _load(b, address, llvm, align):
+def load_vector(b, address, llvm, align):
+    """Emit a load of an LLVM type at an address."""
     value = b.load(_pointer(b, address, llvm))
     value.align = align
     return value
@@ -96,49 +98,12 @@ def _join(b, low, high):
     return b.shuffle_vector(low, high, ir.Constant(_vector(I32, 2 * n), list(range(2 * n))))
 
 
-def _halves(b, emit, *vectors):
+def halves(b, emit, *vectors):
     """Emit an operation on 512-bit vectors as two 256-bit ones."""
     n = [v.type.count // 2 for v in vectors]
     low = emit(*(_slice(b, v, 0, k) for v, k in zip(vectors, n, strict=True)))
     high = emit(*(_slice(b, v, k, k) for v, k in zip(vectors, n, strict=True)))
     return _join(b, low, high)
-
-
-def _dot4(b, acc, u, s, wide=False):
-    """acc + the four u8 * s8 products of each lane; exact, however it is computed.
-
-    wide: codes may exceed 127, so that pairs of products could saturate 16 bits.
-    """
-    bytes64, features = _vector(I8, 64), cpu_features()
-    if "avx512vnni" in features:
-        args = [acc, b.bitcast(u, bytes64), b.bitcast(s, bytes64)]
-        return _call(b, "llvm.x86.avx512.vpdpbusd.512", acc.type, args)
-    if "avx2" not in features:
-        for byte in range(4):
-            up = b.and_(b.lshr(u, _const(u.type, 8 * byte)), _const(u.type, 255))
-            sp = b.ashr(b.shl(s, _const(s.type, 24 - 8 * byte)), _const(s.type, 24))
-            acc = b.add(acc, b.mul(up, sp))
-        return acc
-    words, ints = _vector(I16, 16), _vector(I32, 8)
-
-    def madd(x, y):
-        return _call(b, "llvm.x86.avx2.pmadd.wd", ints, [x, y])
-
-    if wide:
-
-        def emit(u8, s8):
-            eight = _const(words, 8)
-            even = madd(b.and_(u8, _const(words, 255)), b.ashr(b.shl(s8, eight), eight))
-            return b.add(even, madd(b.lshr(u8, eight), b.ashr(s8, eight)))
-
-        kind = _vector(I16, 32)
-    else:
-
-        def emit(u8, s8):
-            return madd(_call(b, "llvm.x86.avx2.pmadd.ub.sw", words, [u8, s8]), _const(words, 1))
-
-        kind = bytes64
-    return b.add(acc, _halves(b, emit, b.bitcast(u, kind), b.bitcast(s, kind)))
 
 
 def _half_to_float(b, h):
@@ -190,25 +155,26 @@ def _reader(result, emit):
     return read
 
 
-load_i32 = _reader(i32x16, lambda b, p: _load(b, p, i32x16.llvm, 4))
-load_f32 = _reader(f32x16, lambda b, p: _load(b, p, f32x16.llvm, 4))
-load_half = _reader(f32x16, lambda b, p: _half_to_float(b, _load(b, p, _vector(I16), 2)))
+load_i32 = _reader(i32x16, lambda b, p: load_vector(b, p, i32x16.llvm, 4))
+load_f32 = _reader(f32x16, lambda b, p: load_vector(b, p, f32x16.llvm, 4))
+load_half = _reader(f32x16, lambda b, p: _half_to_float(b, load_vector(b, p, _vector(I16), 2)))
 load_bf16 = _reader(
     f32x16,
     lambda b, p: b.bitcast(
-        b.shl(b.zext(_load(b, p, _vector(I16), 2), _vector(I32)), _const(_vector(I32), 16)),
+        b.shl(b.zext(load_vector(b, p, _vector(I16), 2), _vector(I32)), _const(_vector(I32), 16)),
         _vector(FLOAT),
     ),
 )
-load_u8 = _reader(i32x16, lambda b, p: b.zext(_load(b, p, _vector(I8), 1), _vector(I32)))
-load_i8 = _reader(i32x16, lambda b, p: b.sext(_load(b, p, _vector(I8), 1), _vector(I32)))
-splat_i32 = _reader(i32x16, lambda b, p: _splat(b, _load(b, p, I32, 4)))
-splat_f32 = _reader(f32x16, lambda b, p: _splat(b, _load(b, p, FLOAT, 4)))
-read_i64 = _reader(types.int64, lambda b, p: _load(b, p, I64, 8))
-read_i32 = _reader(types.int32, lambda b, p: _load(b, p, I32, 4))
-read_u8 = _reader(types.uint8, lambda b, p: _load(b, p, I8, 1))
-read_u16 = _reader(types.uint16, lambda b, p: _load(b, p, I16, 2))
-read_f32 = _reader(types.float32, lambda b, p: _load(b, p, FLOAT, 4))
+load_i16 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, _vector(I16), 2), _vector(I32)))
+load_u8 = _reader(i32x16, lambda b, p: b.zext(load_vector(b, p, _vector(I8), 1), _vector(I32)))
+load_i8 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, _vector(I8), 1), _vector(I32)))
+splat_i32 = _reader(i32x16, lambda b, p: _splat(b, load_vector(b, p, I32, 4)))
+splat_f32 = _reader(f32x16, lambda b, p: _splat(b, load_vector(b, p, FLOAT, 4)))
+read_i64 = _reader(types.int64, lambda b, p: load_vector(b, p, I64, 8))
+read_i32 = _reader(types.int32, lambda b, p: load_vector(b, p, I32, 4))
+read_u8 = _reader(types.uint8, lambda b, p: load_vector(b, p, I8, 1))
+read_u16 = _reader(types.uint16, lambda b, p: load_vector(b, p, I16, 2))
+read_f32 = _reader(types.float32, lambda b, p: load_vector(b, p, FLOAT, 4))
 
 
 @intrinsic
@@ -256,7 +222,7 @@ def _writer(value_type, align, convert=lambda b, v: v):
 store_f32 = _writer(f32x16, 4)
 store_i32 = _writer(i32x16, 4)
 store_half = _writer(f32x16, 2, _float_to_half)
-store_u8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, _vector(I8)))
+store_i8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, _vector(I8)))
 write_f32 = _writer(types.float32, 4)
 write_i32 = _writer(types.int32, 4)
 write_u16 = _writer(types.uint16, 2)
@@ -333,18 +299,27 @@ def _ternary(result, emit):
 
 
 and_ = _binary(i32x16, lambda b, x, y: b.and_(x, y))
+xor = _binary(i32x16, lambda b, x, y: b.xor(x, y))
 or_ = _binary(i32x16, lambda b, x, y: b.or_(x, y))
 add_i = _binary(i32x16, lambda b, x, y: b.add(x, y))
 sub_i = _binary(i32x16, lambda b, x, y: b.sub(x, y))
-mul_i = _binary(i32x16, lambda b, x, y: b.mul(x, y))
+larger_i = _binary(i32x16, lambda b, x, y: b.select(b.icmp_signed(">", y, x), y, x))
 add = _binary(f32x16, lambda b, x, y: b.fadd(x, y))
 sub = _binary(f32x16, lambda b, x, y: b.fsub(x, y))
 mul = _binary(f32x16, lambda b, x, y: b.fmul(x, y))
+div = _binary(f32x16, lambda b, x, y: b.fdiv(x, y))
+bits_f32 = _unary(f32x16, lambda b, x: b.bitcast(x, f32x16.llvm))
 fma = _ternary(f32x16, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", x.type, [x, y, z]))
 to_f32 = _unary(f32x16, lambda b, x: b.sitofp(x, f32x16.llvm))
 larger = _binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
-dot4 = _ternary(i32x16, _dot4)
-dot4_wide = _ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
+
+
+truncate = _unary(i32x16, lambda b, x: b.fptosi(x, i32x16.llvm))
+absolute_bits = _unary(
+    i32x16, lambda b, x: b.and_(b.bitcast(x, i32x16.llvm), _const(i32x16.llvm, 0x7FFFFFFF))
+)
+# 1 where x >= y, else 0
+at_least = _binary(i32x16, lambda b, x, y: b.zext(b.fcmp_ordered(">=", x, y), i32x16.llvm))
 
 
 def bits(value: int):
@@ -404,6 +379,19 @@ def hadamard_step(h: int):
         return b.select(upper, b.fsub(partner, v), b.fadd(v, partner))
 
     return _unary(f32x16, emit)
+
+
+def _fold_int(name):
+    @intrinsic
+    def fold(typingctx, v):
+        """16 lanes folded into one int32, exact."""
+        return types.int32(i32x16), lambda c, b, s, a: _call(b, name, I32, a)
+
+    return fold
+
+
+fold_sum_i = _fold_int("llvm.vector.reduce.add.v16i32")
+fold_max_i = _fold_int("llvm.vector.reduce.smax.v16i32")
 
 
 @intrinsic
@@ -476,9 +464,9 @@ def _array(element):
     return array
 
 
-f32_at, i32_at, i64_at, u16_at, u8_at, i8_at = (
-    _array(t)
-    for t in (types.float32, types.int32, types.int64, types.uint16, types.uint8, types.int8)
+f32_at, i32_at, i64_at, u32_at, u16_at, u8_at, i8_at = (
+    _array(getattr(types, name))
+    for name in ("float32", "int32", "int64", "uint32", "uint16", "uint8", "int8")
 )
 
 
@@ -535,8 +523,8 @@ def tiles(count: int) -> SimpleNamespace:
         count=count,
         zeros=zeros,
         izeros=izeros,
-        splat_i32=gather(i32x16, lambda b, p: _splat(b, _load(b, p, I32, 4))),
-        splat_f32=gather(f32x16, lambda b, p: _splat(b, _load(b, p, FLOAT, 4))),
-        load=gather(f32x16, lambda b, p: _load(b, p, f32x16.llvm, 4)),
+        splat_i32=gather(i32x16, lambda b, p: _splat(b, load_vector(b, p, I32, 4))),
+        splat_f32=gather(f32x16, lambda b, p: _splat(b, load_vector(b, p, FLOAT, 4))),
+        load=gather(f32x16, lambda b, p: load_vector(b, p, f32x16.llvm, 4)),
         store=store,
     )

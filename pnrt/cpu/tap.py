@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.backend import Tap
-from pnrt.cpu import matmul, pack
+from pnrt.cpu import pack
+from pnrt.cpu.activations import TILE
 from pnrt.cpu.binder import Binder
 from pnrt.errors import ModelError
 from pnrt.jit import Script
@@ -69,7 +70,7 @@ def redo(
         memory[slot][(slice(T), *map(slice, x.shape[1:]))] = x
     control = session.head_control if in_head else session.control
     control[:] = T, 0 if in_head else start
-    binder = Binder(session, 1 if T == 1 else matmul.TILE)
+    binder = Binder(session, 1 if T == 1 else TILE)
     flags = len(session._flags)
     binder.bind([step], control, T)
     binder.script().run(session.threads)

@@ -4,18 +4,18 @@ import numpy as np
 
 from pnrt.formats import FORMATS
 
-QUANTIZED = ("pn3t", "pn4t", "q8_0", "q4_0", "q4_1")
-FLOATS = ("f32", "f16", "bf16")
+QUANTIZED = tuple(f.name for f in FORMATS.values() if f.weight and f.group)
+FLOATS = tuple(f.name for f in FORMATS.values() if f.weight and not f.group)
+# of each way to hold codes, scales and offsets one: what other instruction sets are tried with
+KINDS = ("pn3t", "pn4t", "q8_0", "q4_1", "q2_K", "q3_K", "q5_K", "iq4_xs", "mxfp4", "e4m3")
 # N around the panel of 16 rows; K of one block, a partial unit, empty, full and wrapped lanes
 SHAPES = {
-    "pn3t": ((1, 80), (17, 240), (16, 400), (33, 5120)),
-    "pn4t": ((1, 64), (15, 576), (16, 1024), (33, 2112)),
-    "q8_0": ((1, 32), (17, 96), (33, 1056)),
-    "q4_0": ((1, 32), (17, 96), (33, 1056)),
-    "q4_1": ((1, 32), (17, 96), (33, 1056)),
-    "f32": ((1, 1), (17, 33), (33, 1100)),
-    "f16": ((1, 1), (17, 33), (33, 1100)),
-    "bf16": ((1, 1), (17, 33), (33, 1100)),
+    1: ((1, 1), (17, 33), (33, 1100)),
+    4: ((1, 4), (17, 100), (33, 1056)),
+    32: ((1, 32), (17, 96), (33, 1056)),
+    64: ((1, 64), (15, 576), (16, 1024), (33, 2112)),
+    80: ((1, 80), (17, 240), (16, 400), (33, 5120)),
+    256: ((1, 256), (17, 768), (33, 1280)),
 }
 TOKENS = (1, 2, 8, 19)
 
@@ -24,8 +24,8 @@ def products():
     """Every (format, N, K, activations)."""
     return [
         (name, n, k, mode)
-        for name, shapes in SHAPES.items()
-        for n, k in shapes
+        for name in (*QUANTIZED, *FLOATS)
+        for n, k in SHAPES[FORMATS[name].block]
         for mode in (("f32",) if name in FLOATS else ("q8_0", "f32"))
     ]
 
@@ -37,14 +37,25 @@ def random_rows(name: str, n: int, k: int, seed: int = 0) -> np.ndarray:
         return form.quantize(rng.standard_normal((n, k)).astype(np.float32))
     rows = rng.integers(0, 256, (n, form.row_bytes(k)), dtype=np.uint8)
     blocks = rows.reshape(-1, form.nbytes)
-    scales = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float16)
-    scales[rng.random(scales.shape) < 0.05] = 0
-    scales[rng.random(scales.shape) < 0.05] = np.float16(3e-6)
-    halves = 2 if name == "q4_1" else 1
-    blocks[:, : 2 * halves] = scales[:, :halves].copy().view(np.uint8)
+    for offset, _ in form.halves:
+        scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
+        scales[rng.random(scales.shape) < 0.05] = 0
+        scales[rng.random(scales.shape) < 0.05] = np.float16(3e-6)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     if name == "pn3t":
         blocks[:, 3::2] &= 0x7F
+    if name.startswith("cyb_q"):
+        blocks[:, 1] &= 0x7F
+    for first, count in EXPONENTS.get(name, ()):
+        blocks[:, first : first + count] = rng.integers(0, 140, (len(blocks), count))
+    if name in ("e4m3", "mxfp8", "mxfp8_264"):
+        codes = blocks[:, form.first_code : form.first_code + form.block]
+        codes[codes & 0x7F == 0x7F] = 0x80
     return rows
+
+
+# (first byte, count) of scale exponents in a block
+EXPONENTS = {"mxfp4": ((0, 1),), "mxfp8": ((0, 1),), "mxfp8_264": ((256, 8),)}
 
 
 def random_x(t: int, k: int, seed: int = 1) -> np.ndarray:

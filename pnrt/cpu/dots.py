@@ -1,0 +1,272 @@
+"""Products of bytes on vectors and tiles: the operations that depend on the instruction set.
+
+Their results do not: every one is exact in int32, however the machine computes it.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pnrt.cpu.simd import (
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I64,
+    Tile,
+    _call,
+    _const,
+    _pointer,
+    _ternary,
+    _unary,
+    _vector,
+    halves,
+    i32x16,
+    load_vector,
+)
+from pnrt.jit import amx_allowed, cpu_features
+
+# bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
+# (16 tokens x 32 bytes), weights (8 groups of four x 16 rows); then the same for 16 codes
+_BYTES = (64, 32, 64, 64, 16, 64, 64, 64)
+_ROWS = (16, 16, 8, 16, 16, 4, 16, 16)
+
+
+def dot_tier() -> str:
+    """'amx', 'vnni', 'avx2' or 'plain': how tiles of tokens are multiplied on this CPU."""
+    features = cpu_features()
+    if {"amx-int8", "amx-tile", "avx512f"} <= features and amx_allowed():
+        return "amx"
+    return "vnni" if "avx512vnni" in features else "avx2" if "avx2" in features else "plain"
+
+
+def _bytewise_dot(b, acc, u, s, extend):
+    for byte in range(4):
+        up = extend(u, byte)
+        sp = b.ashr(b.shl(s, _const(s.type, 24 - 8 * byte)), _const(s.type, 24))
+        acc = b.add(acc, b.mul(up, sp))
+    return acc
+
+
+def _unsigned(b):
+    return lambda u, byte: b.and_(b.lshr(u, _const(u.type, 8 * byte)), _const(u.type, 255))
+
+
+def _signed(b):
+    return lambda u, byte: b.ashr(b.shl(u, _const(u.type, 24 - 8 * byte)), _const(u.type, 24))
+
+
+def _madd(b, x, y):
+    return _call(b, "llvm.x86.avx2.pmadd.wd", _vector(I32, 8), [x, y])
+
+
+def _maddubs(b, u8, s8):
+    words = _vector(I16, 16)
+    return _madd(b, _call(b, "llvm.x86.avx2.pmadd.ub.sw", words, [u8, s8]), _const(words, 1))
+
+
+def _dot4(b, acc, u, s, wide=False):
+    """acc + the four u8 * s8 products of each lane.
+
+    wide: codes may exceed 127, so that pairs of products could saturate 16 bits.
+    """
+    bytes64, features = _vector(I8, 64), cpu_features()
+    if "avx512vnni" in features:
+        args = [acc, b.bitcast(u, bytes64), b.bitcast(s, bytes64)]
+        return _call(b, "llvm.x86.avx512.vpdpbusd.512", acc.type, args)
+    if "avx2" not in features:
+        return _bytewise_dot(b, acc, u, s, _unsigned(b))
+    if wide:
+
+        def emit(u8, s8):
+            eight, low = _const(u8.type, 8), _const(u8.type, 255)
+            even = _madd(b, b.and_(u8, low), b.ashr(b.shl(s8, eight), eight))
+            return b.add(even, _madd(b, b.lshr(u8, eight), b.ashr(s8, eight)))
+
+        kind = _vector(I16, 32)
+    else:
+
+        def emit(u8, s8):
+            return _maddubs(b, u8, s8)
+
+        kind = bytes64
+    return b.add(acc, halves(b, emit, b.bitcast(u, kind), b.bitcast(s, kind)))
+
+
+def _dot4_signed(b, acc, w, s):
+    """acc + the four s8 * s8 products of each lane; not -128 in both of a pair."""
+    if "avx2" not in cpu_features():
+        return _bytewise_dot(b, acc, w, s, _signed(b))
+    bytes32 = _vector(I8, 32)
+
+    def emit(w8, s8):
+        magnitude = b.select(
+            b.icmp_signed("<", w8, _const(bytes32, 0)), b.sub(_const(bytes32, 0), w8), w8
+        )
+        return _maddubs(b, magnitude, _call(b, "llvm.x86.avx2.psign.b", bytes32, [s8, w8]))
+
+    kind = _vector(I8, 64)
+    return b.add(acc, halves(b, emit, b.bitcast(w, kind), b.bitcast(s, kind)))
+
+
+dot4 = _ternary(i32x16, _dot4)
+dot4_wide = _ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
+dot4_signed = _ternary(i32x16, _dot4_signed)
+
+
+def _dot_fp8(b, acc, v, s):
+    """acc + 512 times the four e4m3 * s8 products of each lane."""
+    c, floats = (lambda n: _const(v.type, n)), _vector(FLOAT)
+    for byte in range(4):
+        code = b.lshr(v, c(8 * byte))
+        value = b.bitcast(b.shl(b.and_(code, c(0x7F)), c(20)), floats)
+        # the exponent in a float's place: 2^-120 of the value, exact
+        value = b.fmul(b.fmul(value, _const(floats, 2.0**120)), _const(floats, 512.0))
+        n = b.fptosi(value, v.type)
+        n = b.select(b.icmp_signed("!=", b.and_(code, c(0x80)), c(0)), b.sub(c(0), n), n)
+        x = b.ashr(b.shl(s, c(24 - 8 * byte)), c(24))
+        acc = b.add(acc, b.mul(n, x))
+    return acc
+
+
+dot_fp8 = _ternary(i32x16, _dot_fp8)
+
+
+def add_bytes(n: int):
+    """A function that adds n to every byte, modulo 256."""
+
+    def emit(b, v):
+        kind = _vector(I8, 64)
+        return b.bitcast(b.add(b.bitcast(v, kind), _const(kind, n)), v.type)
+
+    return _unary(i32x16, emit)
+
+
+def lookup(values: tuple[int, ...]):
+    """A function that replaces every byte 0..15 by one of 16 unsigned bytes."""
+
+    def emit(b, v):
+        kind, features = _vector(I8, 64), cpu_features()
+        index = b.bitcast(v, kind)
+        if "avx512bw" in features:
+            table = ir.Constant(kind, [*values] * 4)
+            found = _call(b, "llvm.x86.avx512.pshuf.b.512", kind, [table, index])
+        elif "avx2" in features:
+            table = ir.Constant(_vector(I8, 32), [*values] * 2)
+            found = halves(
+                b,
+                lambda i: _call(b, "llvm.x86.avx2.pshuf.b", table.type, [table, i]),
+                index,
+            )
+        else:
+            found = _const(kind, values[0])
+            for code, value in enumerate(values[1:], 1):
+                hit = b.icmp_unsigned("==", index, _const(kind, code))
+                found = b.select(hit, _const(kind, value), found)
+        return b.bitcast(found, v.type)
+
+    return _unary(i32x16, emit)
+
+
+def lookup128(values: tuple[int, ...]):
+    """A function that replaces the low seven bits of every byte by one of 128 bytes, and negates
+    it where the top bit is set. AVX-512 VBMI only.
+    """
+
+    def emit(b, v):
+        kind = _vector(I8, 64)
+        index = b.bitcast(v, kind)
+        low, high = (ir.Constant(kind, [*values[i : i + 64]]) for i in (0, 64))
+        found = _call(b, "llvm.x86.avx512.vpermi2var.qi.512", kind, [low, index, high])
+        negative = b.icmp_signed("<", index, _const(kind, 0))
+        found = b.select(negative, b.sub(_const(kind, 0), found), found)
+        return b.bitcast(found, v.type)
+
+    return _unary(i32x16, emit)
+
+
+# AMX: registers have numbers, the compiler only places the instructions
+
+
+def _register(n):
+    return ir.Constant(I8, n)
+
+
+def _void(b, name, args):
+    kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
+    b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+
+
+@intrinsic
+def tiles_on(typingctx, config):
+    """Configure the tile registers from 64 bytes at an address."""
+
+    def emit(context, b, signature, args):
+        _void(b, "llvm.x86.ldtilecfg", [_pointer(b, args[0], I8)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+@intrinsic
+def tiles_off(typingctx):
+    """Give the tile registers back: an idle thread then has no state to save."""
+
+    def emit(context, b, signature, args):
+        _void(b, "llvm.x86.tilerelease", [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+def tile_config() -> bytes:
+    """The 64 bytes of tiles_on."""
+    columns = b"".join(n.to_bytes(2, "little") for n in _BYTES)
+    return b"\1" + bytes(15) + columns + bytes(16) + bytes(_ROWS) + bytes(8)
+
+
+def amx_dot(depth: int):
+    """product(x, w, out): sums over `depth` bytes (32 or 16) of 16 tokens times 16 rows.
+
+    x: 16 tokens of int8, 32 bytes apart; w: int8 groups of four [depth / 4, 16, 4];
+    out: int32 [16 tokens, 16 rows].
+    """
+    c, a, w8 = (_register(n) for n in ((0, 1, 2) if depth == 32 else (3, 4, 5)))
+
+    @intrinsic
+    def product(typingctx, x, w, out):
+        def emit(context, b, signature, args):
+            x, w, out = (_pointer(b, p, I8) for p in args)
+            _void(b, "llvm.x86.tilezero", [c])
+            _void(b, "llvm.x86.tileloadd64", [a, x, ir.Constant(I64, 32)])
+            _void(b, "llvm.x86.tileloadd64", [w8, w, ir.Constant(I64, 64)])
+            _void(b, "llvm.x86.tdpbssd", [c, a, w8])
+            _void(b, "llvm.x86.tilestored64", [c, out, ir.Constant(I64, 64)])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    return product
+
+
+def load_products(count: int):
+    """A function that loads a tile of int32 vectors that lie 64 bytes apart."""
+    tile = Tile(i32x16, count)
+
+    @intrinsic
+    def load(typingctx, address):
+        """One vector per token."""
+
+        def code(context, b, signature, args):
+            value = ir.Constant(tile.llvm, ir.Undefined)
+            for t in range(count):
+                at = b.add(args[0], ir.Constant(I64, 64 * t))
+                value = b.insert_value(value, load_vector(b, at, i32x16.llvm, 4), t)
+            return value
+
+        return tile(types.int64), code
+
+    return load

@@ -1,0 +1,265 @@
+"""Codes and small scales straight from the bytes of a row, one function per way to keep them.
+
+codes(row, u, n, c) writes the first n codes of unit u of the row at an address into bytes c;
+scale(row, index) gives the integer of a group, counted along the row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pnrt.cpu.simd import i8_at, read_i32, read_u8, read_u16, u8_at
+from pnrt.formats.fp8 import e4m3_magnitude
+from pnrt.jit import inline
+
+# readers of codes: one unit of a row
+
+
+def nibbles(nbytes: int, offset: int, runs: int = 1):
+    """Byte j of 16 has element j in its low and element j + 16 in its high nibble."""
+
+    @inline
+    def codes(row, u, n, c):
+        q = u8_at(row + u // runs * nbytes + offset + u % runs * 16)
+        for j in range(16):
+            c[j] = q[j] & 15
+            c[j + 16] = q[j] >> 4
+
+    return codes
+
+
+def fives(nbytes: int, offset: int):
+    """The nibbles of 32 weights behind their fifth bits, bit j of 32 for weight j."""
+
+    @inline
+    def codes(row, u, n, c):
+        block = row + u * nbytes + offset
+        high, q = np.uint32(read_i32(block)), u8_at(block + 4)
+        for j in range(16):
+            c[j] = (q[j] & 15) | (((high >> np.uint32(j)) & np.uint32(1)) << np.uint32(4))
+            c[j + 16] = (q[j] >> 4) | (((high >> np.uint32(j + 16)) & np.uint32(1)) << np.uint32(4))
+
+    return codes
+
+
+def bytes_codes(nbytes: int, offset: int, flip: int = 0, runs: int = 1):
+    """One byte per weight."""
+
+    @inline
+    def codes(row, u, n, c):
+        q = u8_at(row + u // runs * nbytes + offset + u % runs * 32)
+        for j in range(32):
+            c[j] = q[j] ^ flip
+
+    return codes
+
+
+def planes(nbytes: int, offset: int):
+    """Two bits per weight: 32 bytes hold 4 planes of 32 weights."""
+
+    @inline
+    def codes(row, u, n, c):
+        r = u & 7
+        q, shift = u8_at(row + (u >> 3) * nbytes + offset + (r >> 2) * 32), 2 * (r & 3)
+        for j in range(32):
+            c[j] = (q[j] >> shift) & 3
+
+    return codes
+
+
+@inline
+def pn3t_codes(row, u, n, c):
+    """Ten codes of three bits per word: element t in half t mod 2, pair t // 2."""
+    for block in range(2 if n == 160 else 1):
+        words = row + (2 * u + block) * 34 + 2
+        for w in range(8):
+            word = np.uint32(read_u16(words + 4 * w)) | (
+                np.uint32(read_u16(words + 4 * w + 2)) << np.uint32(16)
+            )
+            for t in range(10):
+                shift = np.uint32(16 * (t & 1) + 3 * (t >> 1))
+                c[80 * block + 10 * w + t] = (word >> shift) & np.uint32(7)
+
+
+@inline
+def pn4t_codes(row, u, n, c):
+    """Eight codes of four bits per word: element t in half t mod 2, pair t // 2."""
+    words = row + (u >> 1) * 34 + 2 + (u & 1) * 16
+    for w in range(4):
+        word = np.uint32(read_u16(words + 4 * w)) | (
+            np.uint32(read_u16(words + 4 * w + 2)) << np.uint32(16)
+        )
+        for t in range(8):
+            shift = np.uint32(16 * (t & 1) + 4 * (t >> 1))
+            c[8 * w + t] = (word >> shift) & np.uint32(15)
+
+
+@inline
+def q3_k_codes(row, u, n, c):
+    """Two bits in planes, the third apart."""
+    block, r = row + (u >> 3) * 110, u & 7
+    high, q, shift = u8_at(block), u8_at(block + 32 + (r >> 2) * 32), 2 * (r & 3)
+    for j in range(32):
+        c[j] = ((q[j] >> shift) & 3) | (((high[j] >> r) & 1) << 2)
+
+
+def runs(nbytes: int, offset: int, high: int | None = None):
+    """Nibbles of 256: 32 bytes hold a run of 32 low and one of 32 high; fifth bits at `high`."""
+    fifth = high is not None
+    behind = high or 0
+
+    @inline
+    def codes(row, u, n, c):
+        block, r = row + (u >> 3) * nbytes, u & 7
+        q, shift = u8_at(block + offset + (r >> 1) * 32), 4 * (r & 1)
+        for j in range(32):
+            c[j] = (q[j] >> shift) & 15
+        if fifth:
+            h = u8_at(block + behind)
+            for j in range(32):
+                c[j] |= ((h[j] >> r) & 1) << 4
+
+    return codes
+
+
+@inline
+def q6_k_codes(row, u, n, c):
+    """Low nibbles in runs of 64, high pairs in planes."""
+    block, r = row + (u >> 3) * 210, u & 7
+    low, shift = u8_at(block + (r >> 2) * 64 + (r & 1) * 32), 4 * ((r >> 1) & 1)
+    high, up = u8_at(block + 128 + (r >> 2) * 32), 2 * (r & 3)
+    for j in range(32):
+        c[j] = ((low[j] >> shift) & 15) | (((high[j] >> up) & 3) << 4)
+
+
+@inline
+def _digit(byte, power):
+    return ((np.uint32(byte) * np.uint32(power) & np.uint32(255)) * np.uint32(3)) >> np.uint32(8)
+
+
+@inline
+def tq1_codes(row, u, n, c):
+    """Digits of base 3: 32 bytes of five, 16 bytes of five, 4 bytes of four."""
+    block, r = row + (u >> 3) * 54, u & 7
+    powers = (1, 3, 9, 27, 81)
+    if r < 5:
+        q = u8_at(block)
+        for j in range(32):
+            c[j] = _digit(q[j], powers[r])
+    else:
+        # 16 bytes of five digits, then 4 bytes of four
+        q = u8_at(block + 32)
+        for j in range(16):
+            c[j] = _digit(q[j], powers[2 * (r - 5)])
+        if r < 7:
+            for j in range(16):
+                c[16 + j] = _digit(q[j], powers[2 * (r - 5) + 1])
+        else:
+            q = u8_at(block + 48)
+            for j in range(16):
+                c[16 + j] = _digit(q[j & 3], powers[j >> 2])
+
+
+@inline
+def nvfp4_codes(row, u, n, c):
+    """Groups of 16: eight low nibbles, then the same bytes' high ones."""
+    q = u8_at(row + (u >> 1) * 36 + 4 + (u & 1) * 16)
+    for h in range(2):
+        for j in range(8):
+            c[16 * h + j] = q[8 * h + j] & 15
+            c[16 * h + 8 + j] = q[8 * h + j] >> 4
+
+
+def pairs(values: tuple[int, int, int, int]):
+    """Two bits per weight in the order of the bytes' bits, by a table of -1, 0 and 1."""
+    table = np.array(values, np.int8) + np.uint8(1)
+
+    @inline
+    def codes(row, u, n, c):
+        q = u8_at(row + u * 8)
+        for j in range(n):
+            c[j] = table[(q[j >> 2] >> (2 * (j & 3))) & 3]
+
+    return codes
+
+
+# readers of small scales: index counts groups of the row
+
+
+@inline
+def q2_k_scale(row, index):
+    """Low nibble of a byte per group."""
+    return np.int64(read_u8(row + (index >> 4) * 84 + (index & 15)) & 15)
+
+
+@inline
+def q2_k_minimum(row, index):
+    """High nibble of a byte per group."""
+    return np.int64(read_u8(row + (index >> 4) * 84 + (index & 15)) >> 4)
+
+
+@inline
+def q3_k_scale(row, index):
+    """Six bits in two places, minus 32."""
+    s, g = row + (index >> 4) * 110 + 96, index & 15
+    low = (np.int64(read_u8(s + (g & 7))) >> (4 * (g >> 3))) & 15
+    high = (np.int64(read_u8(s + 8 + (g & 3))) >> (2 * (g >> 2))) & 3
+    return (low | (high << 4)) - 32
+
+
+def six_bits(nbytes: int, minimum: bool):
+    """Scale or minimum of a group of q4_K or q5_K: 12 bytes for eight of both."""
+    first, shift = (4, 4) if minimum else (0, 0)
+
+    @inline
+    def read(row, index):
+        s, g = row + (index >> 3) * nbytes + 4, index & 7
+        if g < 4:
+            return np.int64(read_u8(s + first + g) & 63)
+        low = (np.int64(read_u8(s + 4 + g)) >> shift) & 15
+        return low | ((np.int64(read_u8(s + first + g - 4)) >> 6) << 4)
+
+    return read
+
+
+@inline
+def q6_k_scale(row, index):
+    """An int8 per group."""
+    return np.int64(i8_at(row + (index >> 4) * 210 + 192)[index & 15])
+
+
+@inline
+def iq4_xs_scale(row, index):
+    """Six bits in two places, minus 32."""
+    block, r = row + (index >> 3) * 136, index & 7
+    low = (np.int64(read_u8(block + 4 + (r >> 1))) >> (4 * (r & 1))) & 15
+    high = (np.int64(read_u16(block + 2)) >> (2 * r)) & 3
+    return (low | (high << 4)) - 32
+
+
+_UE4M3 = np.where(np.arange(256) == 0x7F, 0, e4m3_magnitude(np.arange(256) & 0x7F) / 2)
+_UE4M3 = _UE4M3.astype(np.float16).view(np.uint16)
+
+
+@inline
+def nvfp4_scale(row, index):
+    """Half an unsigned 8-bit float per 16 weights, as the bits of an fp16."""
+    return np.int64(_UE4M3[read_u8(row + (index >> 2) * 36 + (index & 3))])
+
+
+@inline
+def mxfp4_scale(row, index):
+    """The block's exponent byte."""
+    return np.int64(read_u8(row + index * 17))
+
+
+@inline
+def mxfp8_scale(row, index):
+    """The block's exponent byte."""
+    return np.int64(read_u8(row + index * 33))
+
+
+@inline
+def mxfp8_264_scale(row, index):
+    """One of eight exponent bytes behind the codes."""
+    return np.int64(read_u8(row + (index >> 3) * 264 + 256 + (index & 7)))
