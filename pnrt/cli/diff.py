@@ -95,9 +95,11 @@ def _words(sides: list[str], varied: Any) -> tuple[Path | None, list[str]]:
 def _two(model: Path | None, words: list[str], options: dict, asked: dict) -> Report:
     """Two sides by name; what a trace says about itself holds for the other side too."""
     from pnrt.debug.diff import difference
-    from pnrt.debug.sides import open_side
+    from pnrt.debug.sides import check_side, open_side
     from pnrt.debug.trace import Trace, is_trace
 
+    for word in words:
+        check_side(word, model)
     chunk, ids = DEFAULT_CHUNK, None
     for word in (w for w in words if is_trace(Path(w))):
         with Trace(word) as trace:

@@ -21,6 +21,7 @@ import numpy as np
 
 from pnrt import errors
 from pnrt.backend import BACKENDS
+from pnrt.backend import open as open_backend
 from pnrt.debug.trace import Trace, is_trace, record
 from pnrt.errors import DeviceError, FileError, ModelError
 
@@ -165,6 +166,25 @@ def tier_environment(tier: str) -> dict[str, str]:
     return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
 
 
+def check_side(word: str, file: Path | None) -> None:
+    """Refuse a side that cannot run, before the other one is loaded.
+
+    Raises: as `open_side` for a name that is none, a backend that is absent, a missing model.
+    """
+    backend, _, tier = word.partition(":")
+    if tier and backend == "cpu":
+        tier_environment(tier)
+        _needed(word, file)
+    elif word in (*BACKENDS, "cuda"):
+        open_backend(word)
+        _needed(word, file)
+    elif not Path(word).exists():
+        raise ModelError(
+            f"{word}: is no file and no side; a side is one of {', '.join(BACKENDS)}, cuda, "
+            f"cpu:{', cpu:'.join(TIERS)}, a trace or a model file. Check the name."
+        )
+
+
 def open_side(
     word: str, file: Path | None, options: Mapping[str, Any], progress=None
 ) -> Recorded | Live | Remote:
@@ -175,6 +195,7 @@ def open_side(
         options: of pnrt.load, without the backend.
     Raises: ModelError for a word that is none of these, DeviceError for what cannot run here.
     """
+    check_side(word, file)
     backend, _, tier = word.partition(":")
     if tier and backend == "cpu":
         return Remote(word, _needed(word, file), tier, options)
@@ -184,11 +205,6 @@ def open_side(
     path = Path(word)
     if is_trace(path):
         return Recorded(path)
-    if not path.exists():
-        raise ModelError(
-            f"{word}: is no file and no side; a side is one of {', '.join(BACKENDS)}, cuda, "
-            f"cpu:{', cpu:'.join(TIERS)}, a trace or a model file. Check the name."
-        )
     return Live(path.name, path, {**options, "backend": "cpu"}, progress)
 
 
