@@ -12,7 +12,7 @@ from pnrt.cuda.kernel import Kernel, Op
 
 P100 = (6, 0)
 # modules whose kernels() list every kernel they can make
-MODULES = ("norm",)
+MODULES = ("activations", "matmul", "norm")
 
 # arithmetic on f32 as it must not stand in PTX: without .rn, or made by the compiler
 _FUNCTIONS = "add|sub|mul|div|fma|mad|sqrt|rcp|rsqrt|ex2|lg2|sin|cos|tanh"

@@ -179,7 +179,8 @@ def _ptx(name, count, allowed, result, text, constraints):
     )  # fmt: skip
 
 
-_ptx("fma", 3, (f32,), f32, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f")
+FMA = "fma.rn.f32 $0, $1, $2, $3;"
+_ptx("fma", 3, (f32,), f32, FMA, "=f,f,f,f")
 _ptx("sqrt", 1, (f32,), f32, "sqrt.rn.f32 $0, $1;", "=f,f")
 _ptx("absolute", 1, (f32,), f32, "abs.f32 $0, $1;", "=f,f")
 _ptx("truncate", 1, (f32,), i32, "cvt.rzi.s32.f32 $0, $1;", "=r,f")
@@ -262,6 +263,39 @@ def _dot_pairs(typingctx, acc, a, b):
 
 
 WORDS["dot_pairs"] = _dot_pairs
+
+
+@intrinsic
+def _dot8(typingctx, acc, a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    pairs = (a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7)
+    if acc != i32 or set(pairs) != {u32}:
+        raise TypingError(f"dot8 of {acc}, {pairs}")
+
+    def generate(context, builder, signature, values):
+        total = values[0]
+        for a, b in zip(values[1:9], values[9:], strict=True):
+            total = _asm(builder, I32, DOT_PAIRS, "=r,r,r,r", [total, a, b])
+        return total
+
+    return i32(acc, *pairs), generate
+
+
+@intrinsic
+def _fma4(typingctx, acc, a0, a1, a2, a3, b0, b1, b2, b3):
+    pairs = (a0, a1, a2, a3, b0, b1, b2, b3)
+    if {acc, *pairs} != {f32}:
+        raise TypingError(f"fma4 of {acc}, {pairs}")
+
+    def generate(context, builder, signature, values):
+        total = values[0]
+        for a, b in zip(values[1:5], values[5:], strict=True):
+            total = _asm(builder, F32, FMA, "=f,f,f,f", [a, b, total])
+        return total
+
+    return f32(acc, *pairs), generate
+
+
+WORDS["dot8"], WORDS["fma4"] = _dot8, _fma4
 
 
 def _nullary(name, result, emit):

@@ -9,6 +9,7 @@ assignments, if, while and calls of words (lanes.py):
     for i in unroll(..)    copies of the body, i a plain number (or tuple) in each
     f(..) of @device       the body of f, in place
     x = registers(); x[3]  the variable x_3: an array of registers, never of memory
+    x = plain value        x is that value, where nothing else is ever assigned to x
     plain Python           what involves no variable (tables, closures) is computed now;
                            an `if` on it keeps one branch
 
@@ -131,7 +132,17 @@ class Kernel:
             params.append((arg.arg, kind))
         lowering = _Lowering(self.name, tree, env, {}, {"": 0})
         body = lowering.block(tree.body)
+        for node in body:
+            ast.fix_missing_locations(node)
         return Lowered(self.name, tuple(params), body, lowering.words)
+
+
+class Call(NamedTuple):
+    """A launch: the kernel, its grid (blocks in x and y), its arguments in order."""
+
+    kernel: Kernel
+    grid: tuple[int, int]
+    args: tuple
 
 
 def kernel(function: Callable | None = None, *, name="", threads=128, registers=64):
@@ -180,11 +191,7 @@ class _Lowering:
         self.fixed: dict[str, Any] = {}
         self.renamed: dict[str, str] = {}
         self.out: list[ast.stmt] = []
-        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Subscript)]
-        stored = [n for n in stored if isinstance(n.ctx, ast.Store)]
-        arrays = {n.value.id for n in stored if isinstance(n, ast.Subscript)}
-        self.variables = {n.id for n in stored if isinstance(n, ast.Name)} | arrays
-        self.variables |= {a.arg for a in tree.args.args}
+        self.variables, self.once, self.stored = _variables(tree)
 
     def fail(self, node: ast.AST, what: str):
         line = ast.unparse(node).splitlines()[0]
@@ -199,19 +206,17 @@ class _Lowering:
     def value(self, node: ast.expr) -> Any:
         """The plain Python value of an expression without variables; raises _Variable otherwise."""
         env = {}
-        for each in ast.walk(node):
-            if isinstance(each, ast.Name):
-                if each.id in self.fixed:
-                    env[each.id] = self.fixed[each.id]
-                elif each.id in self.variables or each.id not in self.env:
-                    raise _Variable
-                else:
-                    env[each.id] = self.env[each.id]
-                if isinstance(env[each.id], Op | Device):
-                    raise _Variable
+        for name in _names(node):
+            if name in self.fixed:
+                env[name] = self.fixed[name]
+            elif name in self.variables or name not in self.env:
+                raise _Variable
+            else:
+                env[name] = self.env[name]
+            if isinstance(env[name], Op | Device):
+                raise _Variable
         try:
-            code = compile(ast.Expression(node), self.where, "eval")
-            found = eval(code, {"__builtins__": {}}, env)
+            found = eval(_compiled(node), {"__builtins__": {}}, env)
         except KernelError:
             raise _Variable from None
         if isinstance(found, Op | Device):
@@ -269,11 +274,18 @@ class _Lowering:
         return ast.Tuple([self.expr(e) for e in node.elts], ast.Load())
 
     def expr_subscript(self, node, ctx=None):
+        return ast.Name(self.slot(node), ctx or ast.Load())
+
+    def slot(self, node) -> str:
+        """The variable behind a name or an array's element."""
+        if isinstance(node, ast.Name):
+            return self.renamed.get(node.id, node.id)
         known, index = self.known(node.slice)
-        if not (known and isinstance(index, int) and isinstance(node.value, ast.Name)):
+        if not (
+            known and isinstance(index, int) and isinstance(node.value, ast.Name | ast.Subscript)
+        ):
             self.fail(node, "an index must be a plain number of a variable")
-        base = self.renamed.get(node.value.id, node.value.id)
-        return ast.Name(f"{base}_{index}", ctx or ast.Load())
+        return f"{self.slot(node.value)}_{index}"
 
     def expr_binop(self, node):
         name = _BINARY.get(type(node.op))
@@ -329,15 +341,13 @@ class _Lowering:
         params = [a.arg for a in tree.args.args]
         if len(params) != len(node.args):
             self.fail(node, f"{called.function.__name__} takes {len(params)} arguments")
-        stored = {
-            n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
+        stored = inner.stored
         for name, arg in zip(params, node.args, strict=True):
             known, value = self.known(arg)
             if name not in stored and (known or isinstance(self.callee(arg), Op | Device)):
                 inner.fixed[name] = value if known else self.callee(arg)
-            elif name not in stored and isinstance(arg, ast.Name):
-                inner.renamed[name] = self.renamed.get(arg.id, arg.id)
+            elif name not in stored and isinstance(arg, ast.Name | ast.Subscript):
+                inner.renamed[name] = self.slot(arg)
             else:
                 inner.renamed[name] = self.fresh(name)
                 self.out.append(self.assign(inner.renamed[name], self.expr(arg)))
@@ -360,7 +370,7 @@ class _Lowering:
         if isinstance(value, ast.Constant) and not isinstance(value.value, bool | None):
             value = self.word("i32", value)
         target = ast.Name(name, ast.Store()) if isinstance(name, str) else name
-        return ast.fix_missing_locations(ast.Assign([target], value, lineno=0))
+        return ast.Assign([target], value)
 
     def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
         outer, self.out = self.out, []
@@ -383,9 +393,14 @@ class _Lowering:
         return ast.Name(self.renamed.get(node.id, node.id), ast.Store())
 
     def stmt_assign(self, node):
+        if isinstance(node.value, ast.Call) and self.callee(node.value.func) is registers:
+            return
         if len(node.targets) != 1:
             self.fail(node, "one target at a time")
-        if isinstance(node.value, ast.Call) and self.callee(node.value.func) is registers:
+        target = node.targets[0]
+        known, plain = self.known(node.value)
+        if known and isinstance(target, ast.Name) and target.id in self.once:
+            self.fixed[target.id] = plain
             return
         value = self.expr(node.value)
         if isinstance(value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
@@ -394,15 +409,14 @@ class _Lowering:
         self.out.append(self.assign(self.target(node.targets[0]), value))
 
     def stmt_augassign(self, node):
-        left = ast.copy_location(ast.parse(ast.unparse(node.target), mode="eval").body, node)
-        self.stmt_assign(ast.Assign([node.target], ast.BinOp(left, node.op, node.value)))
+        self.stmt_assign(_assignment(node))
 
     def stmt_expr(self, node):
         if isinstance(node.value, ast.Constant):
             return
         value = self.expr(node.value)
         if not isinstance(value, ast.Constant):
-            self.out.append(ast.fix_missing_locations(ast.Expr(value, lineno=0)))
+            self.out.append(ast.Expr(value))
 
     def stmt_pass(self, node):
         pass
@@ -415,7 +429,7 @@ class _Lowering:
         test = self.expr(node.test)
         body, orelse = self.block(node.body), self.block(node.orelse)
         if body or orelse:
-            self.out.append(ast.fix_missing_locations(ast.If(test, body or [ast.Pass()], orelse)))
+            self.out.append(ast.If(test, body or [ast.Pass()], orelse))
 
     def stmt_while(self, node):
         before = len(self.out)
@@ -423,7 +437,7 @@ class _Lowering:
         if len(self.out) != before:
             self.fail(node, "a @device function with statements cannot stand in a while's test")
         body = self.block(node.body)
-        self.out.append(ast.fix_missing_locations(ast.While(test, body, [])))
+        self.out.append(ast.While(test, body, []))
 
     def stmt_for(self, node):
         call = node.iter
@@ -460,7 +474,41 @@ class _Lowering:
         body = self.block(node.body)
         body.append(self.assign(name, self.word("add", here, pace)))
         loop = ast.While(self.word("lt", here, last), body, [])
-        self.out.append(ast.fix_missing_locations(loop))
+        self.out.append(loop)
+
+
+@functools.cache
+def _names(node: ast.expr) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+@functools.cache
+def _compiled(node: ast.expr):
+    return compile(ast.fix_missing_locations(ast.Expression(node)), "<plain value>", "eval")
+
+
+@functools.cache
+def _assignment(node: ast.AugAssign) -> ast.Assign:
+    """a += b as a = a + b."""
+    left = ast.parse(ast.unparse(node.target), mode="eval").body
+    return ast.Assign([node.target], ast.BinOp(left, node.op, node.value))
+
+
+def _root(node) -> str:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id
+
+
+@functools.cache
+def _variables(tree: ast.FunctionDef) -> tuple[set[str], set[str], set[str]]:
+    """Names of a function's variables; those assigned once; those assigned as a whole."""
+    stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Subscript)]
+    stored = [n for n in stored if isinstance(n.ctx, ast.Store)]
+    arrays = {_root(n) for n in stored if isinstance(n, ast.Subscript)}
+    names = [n.id for n in stored if isinstance(n, ast.Name)]
+    once = {name for name in names if names.count(name) == 1}
+    return {*names, *arrays, *(a.arg for a in tree.args.args)}, once, set(names)
 
 
 class _Variable(Exception):

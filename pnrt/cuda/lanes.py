@@ -36,6 +36,8 @@ select = Op("select", "(condition, a, b) -> a where it holds, else b")
 minimum = Op("minimum", "(a, b) -> a if a < b else b")
 maximum = Op("maximum", "(a, b) -> a if a > b else b")
 dot_pairs = Op("dot_pairs", "(acc i32, a u32, b u32) -> acc + both products of signed halves")
+dot8 = Op("dot8", "(acc, 8 u32 a, 8 u32 b) -> acc + all their products of signed halves")
+fma4 = Op("fma4", "(acc, 4 f32 a, 4 f32 b) -> a chain of four fma, the first pair first")
 bytes_low = Op("bytes_low", "u32 -> u32: bytes 0 and 1, sign-extended to halves")
 bytes_high = Op("bytes_high", "u32 -> u32: bytes 2 and 3, sign-extended to halves")
 

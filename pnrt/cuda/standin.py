@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from pnrt.cuda.kernel import TYPES, Kernel, KernelError, Op
+from pnrt.cuda.kernel import TYPES, Call, Kernel, KernelError, Op
 from pnrt.cuda.vectors import WORDS, SharedMemory, number
 
 ALIGNMENT = 256
@@ -76,6 +76,11 @@ class StandIn:
         grid = (grid, 1) if isinstance(grid, int) else grid
         self.launches.append(kernel.name)
         _Run(self, kernel, grid).run(args)
+
+    def run(self, calls: Iterable[Call]) -> None:
+        """Launch calls in order."""
+        for call in calls:
+            self.launch(call.kernel, call.grid, *call.args)
 
     def synchronize(self) -> None:
         """Nothing is ever in flight."""

@@ -182,6 +182,20 @@ def _w_dot_pairs(run, acc, a, b):
     return _only(acc, "int32") + a0 * b0 + a1 * b1
 
 
+@_define
+def _w_dot8(run, acc, *ab):
+    for a, b in zip(ab[:8], ab[8:], strict=True):
+        acc = _w_dot_pairs(run, acc, a, b)
+    return acc
+
+
+@_define
+def _w_fma4(run, acc, *ab):
+    for a, b in zip(ab[:4], ab[4:], strict=True):
+        acc = _w_fma(run, a, b, acc)
+    return acc
+
+
 def _bytes(x, first):
     x = np.asarray(_only(x, "uint32"))
     low, high = ((x >> np.uint32(s)).astype(np.int8).astype(np.uint16) for s in (first, first + 8))
@@ -228,9 +242,9 @@ def _load(memory, result, count=1):
     size = np.dtype(memory).itemsize
 
     def word(run, address):
-        at = run.places(address, size * count)[:, None] + np.arange(size * count)
-        found = run.device._memory[at].view(memory)
-        columns = [np.ascontiguousarray(found[:, i]).astype(result) for i in range(count)]
+        at = run.places(address, size * count) // size
+        numbers = run.device._memory.view(memory)
+        columns = [numbers[at + i].astype(result, copy=False) for i in range(count)]
         return tuple(columns) if count > 1 else columns[0]
 
     return word
@@ -252,11 +266,11 @@ def _store(memory, source):
     size = np.dtype(memory).itemsize
 
     def word(run, address, *values):
-        at = run.places(address, size * len(values))[:, None] + np.arange(size * len(values))
-        values = [run.vector(_only(v, source)).astype(memory) for v in values]
-        raw = np.ascontiguousarray(np.stack(values, 1)).view(np.uint8)
+        at = run.places(address, size * len(values)) // size
+        numbers = run.device._memory.view(memory)
         active = slice(None) if run.mask is None else run.mask
-        run.device._memory[at[active]] = raw[active]
+        for i, value in enumerate(values):
+            numbers[at[active] + i] = run.vector(_only(value, source)).astype(memory)[active]
 
     return word
 

@@ -1,0 +1,303 @@
+"""The quantized product in the contract's order: a lane of the contract is a lane of the warp.
+
+Two kernels serve every format: integer sums with q8_0 activations, and an fma chain over decoded
+weights with float32 activations. Each takes a few rows and a few tokens per warp, so that a weight
+is decoded once per tile of tokens and an activation read once per tile of rows.
+
+Activations lie per token, in blocks of 32, as quads of words that 32 lanes read side by side:
+
+    q8_0  pairs of codes as signed halves [4][blocks][4], then per block: its scale (f32), the sums
+          of its first and of its last 16 codes (i32), 0
+    f32   [8][blocks][4]
+"""
+
+from __future__ import annotations
+
+import functools
+
+from pnrt.cuda import activations
+from pnrt.cuda.codecs import reader
+from pnrt.cuda.kernel import Call, Kernel, device, kernel, registers, unroll
+from pnrt.cuda.lanes import (
+    at,
+    bits_to_float,
+    block_y,
+    dot8,
+    f32,
+    fetch_f32x4,
+    fetch_u32x4,
+    fma,
+    fma4,
+    global_warp,
+    i32,
+    lane,
+    shuffle_xor,
+    store_f32,
+    u32,
+    u64,
+)
+from pnrt.cuda.pack import CODECS, Weight, layout
+from pnrt.formats import FORMATS
+
+WARPS = 4
+
+
+def blocks_of(K: int) -> int:
+    """Blocks of 32 activations kept for K columns: whole units of 160, so any format can read."""
+    return -(-K // 160) * 5
+
+
+def view_bytes(view: str, K: int, T: int) -> int:
+    """Bytes of T tokens' activations."""
+    return T * blocks_of(K) * (80 if view == "q8_0" else 128)
+
+
+@device
+def reduce(v, count):
+    """Sum v[0 .. count-1] over the warp; lane l holds the sum of v[l >> (5 - log2 count)].
+
+    The butterfly, with what is not kept sent away: the additions and their operands are the same.
+    """
+    for s, half in unroll(_halvings(count)):
+        if half:
+            upper = (lane() & s) != 0
+            for i in unroll(half):
+                kept = v[i + half] if upper else v[i]
+                v[i] = kept + shuffle_xor(v[i] if upper else v[i + half], s)
+        else:
+            v[0] = v[0] + shuffle_xor(v[0], s)
+    return v[0]
+
+
+def _halvings(count):
+    steps = []
+    for s in (16, 8, 4, 2, 1):
+        count //= 2
+        steps.append((s, count))
+    return steps
+
+
+def _coordinates(count, tokens):
+    """@device () -> row and token of this lane's value after reduce, and whether it stores."""
+    spread = 32 // count
+
+    @device
+    def coordinates():
+        value = lane() // spread
+        return value // tokens, value % tokens, lane() % spread == 0
+
+    return coordinates
+
+
+def _segment(R):
+    """@device functions that add one block of 32 weights to a chain."""
+
+    @device
+    def segment(acc, total, sum, dx, s, half):
+        acc = fma(f32(total), s[half] * dx, acc)
+        if R.offset:
+            acc = fma(f32(sum), s[2 + half] * dx, acc)
+        return acc
+
+    @device
+    def pairs(w, x, which, total):
+        i = 8 * which
+        return dot8(
+            total,
+            w[i], w[i + 1], w[i + 2], w[i + 3], w[i + 4], w[i + 5], w[i + 6], w[i + 7],
+            x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7],
+        )  # fmt: skip
+
+    @device
+    def codes(w, x, which, total):
+        for i in unroll(8):
+            both = x[8 * which + i]
+            total += w[16 * which + 2 * i] * (i32(both << 16) >> 16)
+            total += w[16 * which + 2 * i + 1] * (i32(both) >> 16)
+        return total
+
+    dot = codes if R.pair is None else pairs
+
+    @device
+    def block(acc, w, x, s, b, dx, low, high):
+        first, last = dot(w, x, 0, low * -R.zero), dot(w, x, 1, high * -R.zero)
+        if R.split == "all":
+            acc = segment(segment(acc, first, low, dx, s, 0), last, high, dx, s, 1)
+        elif R.split == "none":
+            acc = segment(acc, first + last, low + high, dx, s, 0)
+        else:
+            if b == 2:
+                acc = segment(segment(acc, first, low, dx, s, 0), last, high, dx, s, 1)
+            else:
+                acc = segment(acc, first + last, low + high, dx, s, 0)
+        return acc
+
+    return block
+
+
+def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
+    R, units, count = reader(name, K), layout(name, 1, K).units, rows * tokens
+    quad, stride = blocks_of(K) * 16, view_bytes("q8_0", K, 1)
+    add_block, coordinates = _segment(R), _coordinates(count, tokens)
+
+    @device
+    def weights(q, w):
+        if R.pair is not None:
+            for i in unroll(16):
+                w[i] = R.pair(q, i)
+        else:
+            for k in unroll(32):
+                w[k] = R.code(q, k)
+
+    @device
+    def unit_block(codes, scales, more, x, row, token, T, u, b, v):
+        q = s = w = a = registers()
+        for r in unroll(rows):
+            R.words(codes, row + r, u, b, q[r])
+            R.scales(scales, more, q[r], row + r, u, b, s[r])
+            weights(q[r], w[r])
+        for t in unroll(tokens):
+            p = at(x + u64(min(token + t, T - 1)) * stride, u * R.blocks + b, 16)
+            for c in unroll(4):
+                a[4 * c], a[4 * c + 1], a[4 * c + 2], a[4 * c + 3] = fetch_u32x4(p + c * quad)
+            dx, low, high, _ = fetch_u32x4(p + 4 * quad)
+            for r in unroll(rows):
+                i = r * tokens + t
+                v[i] = add_block(v[i], w[r], a, s[r], b, bits_to_float(dx), i32(low), i32(high))
+
+    @kernel(name=f"matmul_{name}_{K}_q8_0_{rows}x{tokens}", threads=32 * WARPS, registers=168)
+    def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
+        """out [T, width] f32. A warp takes `rows` rows and `tokens` tokens, block_y the tokens."""
+        row, token = global_warp() * rows, block_y() * tokens
+        v = registers()
+        if row < N:
+            for i in unroll(count):
+                v[i] = f32(0)
+            for u in range(lane(), units, 32):
+                if R.blocks == 1:
+                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
+                else:
+                    for b in range(u32(0), R.blocks):
+                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
+            total = reduce(v, count)
+            r, t, mine = coordinates()
+            if mine and row + r < N and token + t < T:
+                store_f32(at(out + u64(token + t) * 4 * u64(width), row + r, 4), total)
+
+    return matmul
+
+
+def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
+    R, units, count = reader(name, K), layout(name, 1, K).units, rows * tokens
+    quad, stride = blocks_of(K) * 16, view_bytes("f32", K, 1)
+    coordinates = _coordinates(count, tokens)
+
+    @device
+    def weight(q, s, k):
+        """Weight k of a block, decoded: code * scale (+ offset), each rounded."""
+        if R.scales is None:
+            value = R.code(q, k)
+        elif R.divisor:
+            value = f32(R.code(q, k)) * s[2] / R.divisor
+        elif R.offset:
+            value = f32(R.code(q, k) - R.zero) * s[k // 16] + s[2 + k // 16]
+        else:
+            value = f32(R.code(q, k) - R.zero) * s[k // 16]
+        return value
+
+    @device
+    def unit_block(codes, scales, more, x, row, token, T, u, b, v):
+        q = s = w = a = registers()
+        for r in unroll(rows):
+            R.words(codes, row + r, u, b, q[r])
+            if R.scales is not None:
+                R.scales(scales, more, q[r], row + r, u, b, s[r])
+        for c in unroll(8):
+            for r in unroll(rows):
+                for k in unroll(4):
+                    w[r][k] = weight(q[r], s[r], 4 * c + k)
+            for t in unroll(tokens):
+                p = at(x + u64(min(token + t, T - 1)) * stride, u * R.blocks + b, 16)
+                a[0], a[1], a[2], a[3] = fetch_f32x4(p + c * quad)
+                for r in unroll(rows):
+                    i = r * tokens + t
+                    v[i] = fma4(v[i], w[r][0], w[r][1], w[r][2], w[r][3], a[0], a[1], a[2], a[3])
+
+    @kernel(name=f"matmul_{name}_{K}_f32_{rows}x{tokens}", threads=32 * WARPS, registers=128)
+    def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
+        """The same with float32 activations: in a unit fma over k ascending."""
+        row, token = global_warp() * rows, block_y() * tokens
+        v = registers()
+        if row < N:
+            for i in unroll(count):
+                v[i] = f32(0)
+            for u in range(lane(), units, 32):
+                if R.blocks == 1:
+                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
+                else:
+                    for b in range(u32(0), R.blocks):
+                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
+            total = reduce(v, count)
+            r, t, mine = coordinates()
+            if mine and row + r < N and token + t < T:
+                store_f32(at(out + u64(token + t) * 4 * u64(width), row + r, 4), total)
+
+    return matmul
+
+
+@functools.cache
+def product(name: str, K: int, mode: str, rows: int, tokens: int) -> Kernel:
+    """The kernel of a product: format, columns, 'q8_0' or 'f32', rows and tokens per warp."""
+    return (_q8_kernel if mode == "q8_0" else _f32_kernel)(name, K, rows, tokens)
+
+
+def view_of(name: str, mode: str, T: int) -> str:
+    """The order of activations that a product reads: format, 'q8_0' or 'f32', tokens."""
+    return "f32" if FORMATS[name].group == 0 else mode
+
+
+def convert(view: str, x: int, width: int, K: int, T: int, out: int, bad: int) -> Call:
+    """The launch that turns x [T, width] f32 into activations at `out` (view_bytes long).
+
+    bad: address of a u32 that becomes 1 where q8_0 cannot code a value or one is not finite.
+    """
+    blocks = blocks_of(K)
+    which = activations.quantize if view == "q8_0" else activations.spread
+    return Call(which, (-(-blocks // WARPS), T), (x, width, K, out, blocks, bad))
+
+
+def multiply(weight: Weight, address: int, view: str, x: int, out: int, width: int, T: int) -> Call:
+    """The launch of out[t, n] = sum over k of W[n, k] x[t, k].
+
+    Args:
+        weight, address: a packed matrix and where its planes lie.
+        view, x: what convert made for view_of(format, mode, T).
+        out, width: [T, width] f32, width >= N.
+    Exact: the bits of reference.matmul.
+    """
+    rows, tokens = _tile(weight.format, view, T)
+    which = product(weight.format, weight.K, view, rows, tokens)
+    planes = (*(address + offset for offset in weight.offsets), 0, 0)[:3]
+    grid = (-(-weight.N // (WARPS * rows)), -(-T // tokens))
+    return Call(which, grid, (*planes, x, out, width, weight.N, T))
+
+
+def _tile(name: str, view: str, T: int) -> tuple[int, int]:
+    """Rows and tokens per warp: what fits the registers (test_compile.py holds it)."""
+    if T == 1:
+        return 1, 1
+    if view == "f32":
+        return 2, 4
+    return (1, 4) if CODECS[name].layout == "e4m3" else (4, 4)
+
+
+def kernels() -> list[Kernel]:
+    """Every kernel of this module, for one width."""
+    found = []
+    for name in CODECS:
+        K = 1024 // FORMATS[name].block * FORMATS[name].block
+        for mode in ("q8_0", "f32"):
+            view = view_of(name, mode, 1)
+            tiles = [_tile(name, view, T) for T in (1, 2)]
+            found += [product(name, K, view, *tile) for tile in tiles if view == mode]
+    return found

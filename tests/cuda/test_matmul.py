@@ -1,0 +1,142 @@
+"""Packs and products of the CUDA backend, run by the stand-in, against the reference."""
+
+import numpy as np
+import pytest
+
+from pnrt import reference
+from pnrt.cuda import matmul
+from pnrt.cuda.pack import CODECS, layout, pack, pack_rows
+from pnrt.cuda.standin import StandIn
+from pnrt.formats import FORMATS
+from pnrt.testing import assert_bits_equal
+
+# one block; a partial unit or block; more units than lanes, and lanes without one
+WIDTHS = {"pn3t": (80, 400, 5280), "pn4t": (64, 576, 1088)}
+QUANTIZED = [name for name in CODECS if FORMATS[name].group]
+
+
+def widths(name):
+    block = FORMATS[name].block
+    # ternary rows are quantized by the 32
+    block = 32 if "ternary" in name else block
+    small = 33 if block == 1 else 3 * block
+    return WIDTHS.get(name, (block, small, 1056 // block * block + block))
+
+
+def random_rows(name, n, k):
+    """Rows of any codes and scales: quantized noise of blocks that differ in size, some zero."""
+    rng = np.random.default_rng([n, k])
+    x = rng.standard_normal((n, k)) * np.exp(rng.standard_normal((n, 1)))
+    step = min(32, k)
+    x[:, : k // step * step] *= np.exp(rng.standard_normal((n, k // step))).repeat(step, axis=1)
+    x[-1, :step] = 0
+    return FORMATS[name].quantize((x * 0.02).astype(np.float32))
+
+
+def random_x(t, k):
+    rng = np.random.default_rng([7, t, k])
+    x = rng.standard_normal((t, k)).astype(np.float32)
+    x[rng.random(x.shape) < 0.02] *= 50
+    x[rng.random(x.shape) < 0.02] = -0.0
+    x[-1, : min(32, k)] = 0
+    return x
+
+
+def multiply(name, rows, k, x, mode, width=None):
+    """Everything a session does: pack, upload, convert, multiply."""
+    device = StandIn(1 << 26)
+    weight, data = pack(name, rows, k)
+    t, width = len(x), width or weight.N
+    view = matmul.view_of(name, mode, t)
+    address, bad = device.upload(data), device.upload(np.zeros(1, np.uint32))
+    prepared = device.allocate(matmul.view_bytes(view, k, t))
+    out = device.allocate(t * width * 4)
+    device.run(
+        [
+            matmul.convert(view, device.upload(x), k, k, t, prepared, bad),
+            matmul.multiply(weight, address, view, prepared, out, width, t),
+        ]
+    )
+    return device.read(out, (t, width)), int(device.read(bad, (1,), np.uint32)[0])
+
+
+@pytest.mark.parametrize("mode", ["q8_0", "f32"])
+@pytest.mark.parametrize("name", CODECS)
+def test_products_have_the_references_bits(name, mode):
+    for (n, t), k in zip(((1, 1), (15, 2), (33, 5)), widths(name), strict=True):
+        rows, x = random_rows(name, n, k), random_x(t, k)
+        expected = reference.matmul(name, rows, x, mode)
+        for tokens in {1, t}:
+            got, bad = multiply(name, rows, k, x[:tokens], mode)
+            assert not bad
+            assert_bits_equal(f"{name} {n}x{k} {mode} T={tokens}", expected[:tokens], got)
+
+
+@pytest.mark.parametrize("name", ["pn3t", "pn4t", "q3_K", "q4_K", "q8_0"])
+def test_products_at_the_models_width(name):
+    k = {"q3_K": 5120, "q4_K": 5120}.get(name, 5120)
+    rows, x = random_rows(name, 5, k), random_x(1, k)
+    got, _ = multiply(name, rows, k, x, "q8_0")
+    assert_bits_equal(name, reference.matmul(name, rows, x), got)
+
+
+@pytest.mark.parametrize("name", ["pn3t", "pn4t", "q3_K", "q4_K", "q8_0"])
+def test_largest_codes_and_activations_do_not_overflow(name):
+    """Every code at one end, activations at +-127: sums are as large as they get."""
+    form, k = FORMATS[name], widths(name)[2]
+    rows = random_rows(name, 4, k)
+    blocks = rows.reshape(-1, form.nbytes)
+    skip = {"q3_K": slice(0, 96), "q4_K": slice(16, 144)}.get(name, slice(2, 34))
+    for i, fill in enumerate((0x00, 0x7F if name in ("pn3t", "q8_0") else 0xFF)):
+        rows[i * 2 : i * 2 + 2].reshape(-1, form.nbytes)[:, skip] = fill
+    if name == "pn3t":
+        blocks[len(blocks) // 2 :, 2::2] = 0xFF
+    x = np.where(np.random.default_rng(0).random((2, k)) < 0.5, -1, 1).astype(np.float32)
+    x[1] = 1
+    for t in (1, 2):
+        got, _ = multiply(name, rows, k, x[:t], "q8_0")
+        assert_bits_equal(f"{name} T={t}", reference.matmul(name, rows, x[:t]), got)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_one_hot_names_every_column(name):
+    k = widths(name)[1]
+    rows = random_rows(name, 6, k)
+    got, _ = multiply(name, rows, k, np.eye(k, dtype=np.float32), "f32")
+    # chains start from +0.0, so a weight of -0.0 comes out as +0.0
+    assert_bits_equal(name, FORMATS[name].decode(rows).T + np.float32(0), got)
+
+
+def test_rows_of_the_output_may_be_wider():
+    rows, x = random_rows("pn4t", 5, 128), random_x(3, 128)
+    got, _ = multiply("pn4t", rows, 128, x, "q8_0", width=9)
+    assert_bits_equal("inside", reference.matmul("pn4t", rows, x), got[:, :5])
+    assert np.isnan(got[:, 5:]).all()
+
+
+@pytest.mark.parametrize("mode", ["q8_0", "f32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_noted(mode, value):
+    rows, x = random_rows("q4_0", 2, 64), random_x(2, 64)
+    x[1, 40] = value
+    assert multiply("q4_0", rows, 64, x, mode)[1] == 1
+
+
+def test_scales_beyond_fp16_are_noted():
+    rows, x = random_rows("q4_0", 2, 64), np.zeros((1, 64), np.float32)
+    x[0, 3] = np.nextafter(np.float32(65520 * 127), np.float32(0))
+    assert multiply("q4_0", rows, 64, x, "q8_0")[1] == 0
+    x[0, 3] = 65520 * 127
+    assert multiply("q4_0", rows, 64, x, "q8_0")[1] == 1
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_matrix_can_be_packed_row_by_row(name):
+    k = widths(name)[1]
+    rows = random_rows(name, 3, k)
+    together = pack_rows(name, rows, k)
+    for i in range(3):
+        for whole, alone in zip(together, pack_rows(name, rows[i : i + 1], k), strict=True):
+            np.testing.assert_array_equal(whole[i : i + 1], alone)
+    sizes = tuple(plane.shape[1] for plane in together)
+    assert sizes == layout(name, 3, k).row_bytes
