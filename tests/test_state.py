@@ -97,7 +97,7 @@ def test_states_of_a_failed_run_are_not_used(tmp_path):
         # the row of token 9 becomes NaN; the others stay
         file.seek(offset + 9 * stride)
         file.write(np.array([np.nan], np.float16).tobytes())
-    with pnrt.load(copy) as model:
+    with pnrt.load(copy, validate=False) as model:
         model.eval(TOKENS[:3])
         saved = model.snapshot()
         with pytest.raises(pnrt.ModelError, match="an input is NaN"):

@@ -151,7 +151,7 @@ class Binder:
         out, state = s.slots[step.output], s.states[step.inputs[5]]
         self.simple(
             step, control, delta.delta_kernel, q, q.shape[1], k, k.shape[1], v, v.shape[1],
-            n["first"], g, g.shape[1], beta, beta.shape[1], state, state.shape[-1], out,
+            n["first"], g, g.shape[1], beta, beta.shape[1], state, out,
             out.shape[1], n["n"], n["heads"], n["key_heads"], split="heads",
         )  # fmt: skip
 

@@ -1,14 +1,17 @@
 """The recurrent blocks' convolution and gated delta rule (NUMERICS.md 4): token after token.
 
-The convolution is split by channels, the delta rule by (head, columns of values): a thread runs all
-tokens of its share, with its part of the state in the cache, so a prompt and single tokens do the
-same. A SIMD lane is a channel or a column; nothing is reduced across lanes.
+The convolution is split by channels, the delta rule by (head, panel of columns): a thread runs all
+tokens of its share, with its part of the state in the first-level cache, so a prompt and single
+tokens do the same. A SIMD lane is a channel or a column; nothing is reduced across lanes.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from pnrt.cpu import simd
 from pnrt.cpu.elementwise import functions, share
+from pnrt.cpu.pack import aligned
 from pnrt.cpu.simd import (
     f32_at,
     fma,
@@ -23,11 +26,41 @@ from pnrt.cpu.simd import (
     sub,
     zero,
 )
-from pnrt.jit import cpu_features, inline, kernel
+from pnrt.jit import inline, kernel
 
 # vectors of columns that run side by side: enough chains to hide the latency of an fma
-CHAINS = 8 if "avx512f" in cpu_features() else 4
+CHAINS = 4
+# columns of a state's panel: of 128 keys it is 32 KiB, in one piece
+PANEL = CHAINS * 16
 _silu, _exp, _softplus = functions.silu, functions.exp, functions.softplus
+
+
+def new_state(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros for a state: [taps - 1, C] as it is, [H, E, E] as [H, panels, E, PANEL] float32."""
+    if len(shape) == 3:
+        heads, n, columns = shape
+        shape = (heads, -(-columns // PANEL), n, PANEL)
+    return aligned(int(np.prod(shape)) * 4).view(np.float32).reshape(shape)
+
+
+def read_state(memory: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A copy of a state in the shape the program gives it."""
+    if len(shape) == 2:
+        return memory.copy()
+    rows = memory.transpose(0, 2, 1, 3).reshape(*shape[:2], -1)
+    return np.ascontiguousarray(rows[..., : shape[2]])
+
+
+def write_state(memory: np.ndarray, state: np.ndarray) -> None:
+    """Put a state in the shape the program gives it into the kernels' memory."""
+    if state.ndim == 2:
+        memory[...] = state
+        return
+    heads, panels, n, _ = memory.shape
+    # columns behind the last stay zero
+    rows = np.zeros((heads, n, panels * PANEL), np.float32)
+    rows[..., : state.shape[2]] = state
+    memory[...] = rows.reshape(heads, n, panels, PANEL).transpose(0, 2, 1, 3)
 
 
 @kernel(name="conv_silu")
@@ -77,19 +110,20 @@ def decay_kernel(a, thread, threads):
 
 
 def _columns(load, store, zeros):
-    """step(s, row, n, k, q, g, beta, v): some columns of one token; their output."""
+    """step(s, n, k, q, g, beta, v): one token for some columns of a panel at s; their output."""
 
     @inline
-    def step(s, row, n, k, q, g, beta, v):
+    def step(s, n, k, q, g, beta, v):
         decay = set_f32(g)
         u = zeros()
         for i in range(n):
-            u = fma(mul(load(s + i * row), decay), splat_f32(k + i * 4), u)
+            u = fma(mul(load(s + i * PANEL * 4), decay), splat_f32(k + i * 4), u)
         e = mul(sub(v, u), set_f32(beta))
         o = zeros()
         for i in range(n):
-            new = fma(e, splat_f32(k + i * 4), mul(load(s + i * row), decay))
-            store(s + i * row, new)
+            p = s + i * PANEL * 4
+            new = fma(e, splat_f32(k + i * 4), mul(load(p), decay))
+            store(p, new)
             o = fma(new, splat_f32(q + i * 4), o)
         return o
 
@@ -110,31 +144,29 @@ def delta_kernel(a, thread, threads):
     """The gated delta rule; value head h reads key head h mod key_heads.
 
     Arguments: q, q width, k, k width, v, v width, first (of v), g, g width, beta, beta width, state
-    [heads, n, row] float32 (keys, then columns of values), row (a multiple of 16), out, out width,
-    n, heads, key_heads, control.
+    [heads, panels, n, PANEL] float32, out, out width, n, heads, key_heads, control.
     """
     q, wq, k, wk = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
     v, wv, offset = read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)
     g, wg, beta, wb = read_i64(a + 56), read_i64(a + 64), read_i64(a + 72), read_i64(a + 80)
-    state, row, out, wo = read_i64(a + 88), read_i64(a + 96), read_i64(a + 104), read_i64(a + 112)
-    n, heads, key_heads = read_i64(a + 120), read_i64(a + 128), read_i64(a + 136)
-    tokens = read_i64(read_i64(a + 144))
+    state, out, wo = read_i64(a + 88), read_i64(a + 96), read_i64(a + 104)
+    n, heads, key_heads = read_i64(a + 112), read_i64(a + 120), read_i64(a + 128)
+    tokens = read_i64(read_i64(a + 136))
     decays, writes = f32_at(g), f32_at(beta)
-    groups = (row // 16 + CHAINS - 1) // CHAINS
-    first, last = share(heads * groups, thread, threads)
+    panels = (n + PANEL - 1) // PANEL
+    first, last = share(heads * panels, thread, threads)
     for item in range(first, last):
-        h, start = item // groups, item % groups * CHAINS * 16
-        end = min(n, start + CHAINS * 16)
-        s = state + h * n * row * 4
+        h, start = item // panels, item % panels * PANEL
+        s = state + item * n * PANEL * 4
         for t in range(tokens):
             qt, kt = q + (t * wq + h % key_heads * n) * 4, k + (t * wk + h % key_heads * n) * 4
             vt, ot = v + (t * wv + offset + h * n) * 4, out + (t * wo + h * n) * 4
             decay, write = decays[t * wg + h], writes[t * wb + h]
-            if end - start == CHAINS * 16:
-                p, value = s + start * 4, _load(vt + start * 4)
-                _store(ot + start * 4, _wide(p, row * 4, n, kt, qt, decay, write, value))
+            if start + PANEL <= n:
+                o = _wide(s, n, kt, qt, decay, write, _load(vt + start * 4))
+                _store(ot + start * 4, o)
             else:
-                for j in range(start, end, 16):
-                    p, value = s + j * 4, load_first(vt + j * 4, n - j)
-                    o = _narrow(p, row * 4, n, kt, qt, decay, write, value)
+                for j in range(start, n, 16):
+                    value = load_first(vt + j * 4, n - j)
+                    o = _narrow(s + (j - start) * 4, n, kt, qt, decay, write, value)
                     store_first(ot + j * 4, n - j, o)

@@ -186,8 +186,8 @@ class CpuSession:
             )
             for g, dim in self.program.caches
         ]
-        # rows of a state are whole vectors: a lane behind the last column stays zero
-        self.states = {name: self._state(shape) for name, shape in self.program.states.items()}
+        shapes = self.program.states
+        self.states = {name: delta.new_state(shape) for name, shape in shapes.items()}
         heads = {step.output for step in self.program.head}
         self.slots = {
             name: self._slot(_rows(name in heads, self.chunk), width)
@@ -199,10 +199,6 @@ class CpuSession:
     def _slot(self, rows: int, width: int) -> np.ndarray:
         width = whole(width, pack.ROWS)
         return pack.aligned(rows * width * 4).view(np.float32).reshape(rows, width)
-
-    def _state(self, shape: tuple[int, ...]) -> np.ndarray:
-        shape = (*shape[:-1], whole(shape[-1], pack.ROWS))
-        return pack.aligned(int(np.prod(shape)) * 4).view(np.float32).reshape(shape)
 
     def vector(self, name: str) -> np.ndarray:
         """A norm weight or bias, float32."""
@@ -308,7 +304,7 @@ class CpuSession:
             keys[-1] = keys[-1].reshape(-1, *keys[-1].shape[2:])[:n].copy()
             values.append(value[:, :n].transpose(1, 0, 2).copy())
         shapes = self.program.states
-        states = {name: s[..., : shapes[name][-1]].copy() for name, s in self.states.items()}
+        states = {name: delta.read_state(self.states[name], s) for name, s in shapes.items()}
         return Snapshot(self.program.architecture, n, self.kv, tuple(keys), tuple(values), states)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -323,7 +319,7 @@ class CpuSession:
                 key[:, t // pack.ROWS, :, t % pack.ROWS] = k[t]
             value[:, :n] = v.transpose(1, 0, 2)
         for name, state in snapshot.states.items():
-            self.states[name][..., : state.shape[-1]] = state
+            delta.write_state(self.states[name], state)
         self.position, self._spoiled = n, ""
 
     def _views(self) -> list[tuple[np.ndarray, np.ndarray]]:

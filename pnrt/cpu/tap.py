@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.backend import Tap
-from pnrt.cpu import pack
+from pnrt.cpu import delta, pack
 from pnrt.cpu.activations import TILE
 from pnrt.cpu.binder import Binder
 from pnrt.errors import ModelError
@@ -56,7 +56,7 @@ def redo(
     states = {i: session.states[i] for i in step.inputs if i in session.states}
     before = {name: state.copy() for name, state in states.items()}
     for state in states.keys() & inputs.keys():
-        states[state][..., : inputs[state].shape[-1]] = inputs[state]
+        delta.write_state(states[state], inputs[state])
     given = {slot: x for slot, x in inputs.items() if slot in memory}
     T = len(next(iter(given.values())))
     in_head = step in session.program.head
