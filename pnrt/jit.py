@@ -389,6 +389,9 @@ class Script:
 
 def run(kernel: Kernel, *values, threads: int) -> None:
     """Run one kernel on its arguments and wait for it."""
+    if threads == 1:
+        call(kernel, *values)
+        return
     Script([Call(kernel, words(*values), values)]).run(threads)
 
 

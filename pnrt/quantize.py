@@ -11,15 +11,17 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
+from pnrt.distance import TensorReport
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
+from pnrt.formats.base import chunks, parallel
 from pnrt.mixes import MIXES, Mix, find_mix, is_matrix
 from pnrt.models.rotate import rotation_keys, rotation_to_apply
 from pnrt.models.rotation import PN_FORMATS, ROTATION_KEYS, Rotation, read_rotation
@@ -56,43 +58,6 @@ class Decision:
     def kept(self) -> bool:
         """True where the bytes are copied."""
         return self.source == self.target and not self.block
-
-
-@dataclass
-class TensorReport:
-    """How far a written tensor is from its source (the rotated one where it is rotated).
-
-    Attributes:
-        relative_rms: sqrt(sum (y - x)^2 / sum x^2); 0 for an all-zero tensor.
-        max_error: largest |y - x|.
-        worst_block: (row, block, relative RMS of that block) with the largest squared error.
-    """
-
-    name: str
-    source: str
-    target: str
-    relative_rms: float = 0.0
-    max_error: float = 0.0
-    worst_block: tuple[int, int, float] = (0, 0, 0.0)
-    _error: float = field(default=0.0, repr=False)
-    _energy: float = field(default=0.0, repr=False)
-    _worst: float = field(default=-1.0, repr=False)
-
-    def add(self, first_row: int, x: np.ndarray, y: np.ndarray, block: int) -> None:
-        """Take in rows x [N, K] float32 and what they became, y [N, K] float32."""
-        difference = y.astype(np.float64) - x
-        self.max_error = max(self.max_error, float(np.abs(difference).max(initial=0.0)))
-        error = (difference**2).reshape(len(x), -1, block).sum(axis=2)
-        energy = (x.astype(np.float64) ** 2).reshape(len(x), -1, block).sum(axis=2)
-        self._error += float(error.sum())
-        self._energy += float(energy.sum())
-        self.relative_rms = (self._error / self._energy) ** 0.5 if self._energy else 0.0
-        row, column = np.unravel_index(int(error.argmax()), error.shape)
-        if error[row, column] > self._worst:
-            self._worst = float(error[row, column])
-            total = float(energy[row, column])
-            relative = (self._worst / total) ** 0.5 if total else 0.0
-            self.worst_block = (first_row + int(row), int(column), relative)
 
 
 def plan(
@@ -295,40 +260,59 @@ class _Job:
     def _rows(self, info: TensorInfo, decision: Decision) -> Iterator[tuple[memoryview, int]]:
         rows = self.file.rows(info.name)
         step = max(1, CHUNK // max(1, info.columns))
-        target = FORMATS[decision.target]
         report = TensorReport(info.name, decision.source, decision.target)
         for first in range(0, len(rows), step):
             old = np.ascontiguousarray(rows[first : first + step])
-            if decision.kept:
-                new = old
-                if info.format.block > 1:
-                    self._refuse_findings(info, info.format, first, new)
-                _refuse_non_finite(self.file, info, first, info.format.decode(old))
-            else:
-                x = info.format.decode(old)
-                _refuse_non_finite(self.file, info, first, x)
-                if decision.block:
-                    x = self._rotated(x, decision.block)
-                try:
-                    new = target.quantize(x, self.threads)
-                except FormatError as problem:
-                    raise FormatError(
-                        f"{self.file.path}: {info.name} from row {first}: {problem}"
-                    ) from None
-                self._refuse_findings(info, target, first, new)
-                report.add(first, x, target.decode(new), target.block if target.block > 1 else 32)
-            yield memoryview(new).cast("B"), old.nbytes
+            # small pieces stay in the cache through all steps, and are what threads share
+            pieces = chunks(len(old), info.columns)
+            done: list[tuple[np.ndarray, TensorReport]] = [None] * len(pieces)
+
+            def work(i, first=first, old=old, pieces=pieces, done=done):
+                start = first + pieces[i].start
+                done[i] = self._piece(info, decision, start, old[pieces[i]])
+
+            parallel(work, range(len(pieces)), self.threads)
+            for new, part in done:
+                report.merge(part)
+                yield memoryview(new).cast("B"), 0
+            yield memoryview(b""), old.nbytes
         if not decision.kept:
             self.reports[info.name] = report
+
+    def _piece(
+        self, info: TensorInfo, decision: Decision, first: int, old: np.ndarray
+    ) -> tuple[np.ndarray, TensorReport]:
+        """Rows from `first` on in their new format, checked, and how far they are from the old."""
+        report = TensorReport(info.name, decision.source, decision.target)
+        target = FORMATS[decision.target]
+        if decision.kept and info.format.block > 1:
+            self._refuse_findings(info, info.format, first, old)
+            return old, report
+        x = info.format.decode(old)
+        _refuse_non_finite(self.file, info, first, x)
+        if decision.kept:
+            return old, report
+        if decision.block:
+            x = self._rotated(x, decision.block)
+        try:
+            new = target.quantize(x, threads=1)
+        except FormatError as problem:
+            raise FormatError(
+                f"{self.file.path}: {info.name} from row {first}: {problem}"
+            ) from None
+        self._refuse_findings(info, target, first, new)
+        report.add(first, x, target.decode(new), target.block if target.block > 1 else 32)
+        return new, report
 
     def _rotated(self, x: np.ndarray, block: int) -> np.ndarray:
         # compiled code is loaded by the first rotation, not by the import
         from pnrt.formats.fwht import rotate
 
-        return rotate(x, block, self.signs.get(x.shape[1]), self.threads)
+        return rotate(x, block, self.signs.get(x.shape[1]), threads=1)
 
     def _refuse_findings(self, info: TensorInfo, fmt, first: int, rows: np.ndarray) -> None:
-        for found in fmt.findings(rows):
+        found = fmt.first_finding(rows)
+        if found:
             raise FormatError(
                 f"{self.file.path}: {info.name} row {first + found.row} block {found.block}: "
                 f"{found.found}; {found.allowed}. "
@@ -337,8 +321,9 @@ class _Job:
 
 
 def _refuse_non_finite(file: GGUFFile, info: TensorInfo, first: int, x: np.ndarray) -> None:
-    bad = np.argwhere(~np.isfinite(x))
-    if len(bad):
+    finite = np.isfinite(x)
+    if not finite.all():
+        bad = np.argwhere(~finite)
         row, column = (int(i) for i in bad[0])
         more = f" (and {len(bad) - 1} more nearby)" if len(bad) > 1 else ""
         raise FormatError(
