@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pnrt.formats import FORMATS
 from pnrt.program import FORMAT_OPS
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Dispatch:
     def __init__(self, model: Model):
         self.file = model.file
         self.table = model.session.backend.table()
-        self.named = {(op, form): kernel for op, form, kernel in self.table}
+        self.activations = model.session.activations
         self.used: dict[tuple, dict[str, Any]] = {}
         self.served: set[tuple[str, str]] = set()
 
@@ -32,14 +33,14 @@ class Dispatch:
         if step.op in FORMAT_OPS:
             info = self.file.tensors[step.weights[0]]
             form, N, K = info.format.name, info.rows, info.columns
-        own = self.named.get((step.op, form), "")
         # the last call is the op, those before it prepare its input
         for i, (kernel, seconds, nbytes) in enumerate(tap.kernels):
             prepares = i < len(tap.kernels) - 1
             key = (step.op, form, N, K, tap.T, kernel)
             row = self.used.setdefault(key, {
                 "op": step.op, "format": form, "N": N, "K": K, "T": tap.T, "kernel": kernel,
-                "prepares": prepares, "fallback": not prepares and not _is(kernel, own, step.op),
+                "prepares": prepares, "fallback": not prepares
+                and not _serves(kernel, step.op, form, self.activations),
                 "calls": 0, "bytes": 0, "seconds": 0.0,
             })  # fmt: skip
             row["calls"] += 1
@@ -48,7 +49,7 @@ class Dispatch:
         self.served.add((step.op, form))
 
     def report(self) -> dict[str, Any]:
-        """rows, fallbacks (calls a kernel other than the table's served), never used, per table."""
+        """Rows; fallbacks: calls that a kernel of another op or format served; never_used."""
         rows = list(self.used.values())
         unused = [
             {"op": op, "format": form, "kernel": kernel}
@@ -63,7 +64,15 @@ class Dispatch:
         }
 
 
-def _is(kernel: str, own: str, op: str) -> bool:
-    """Whether a call's kernel is the table's, perhaps for another precision or number of tokens."""
-    stem = own if op in FORMAT_OPS else op
-    return bool(stem) and (kernel == stem or kernel.startswith(f"{stem}_"))
+def _serves(kernel: str, op: str, form: str, activations: str) -> bool:
+    """Whether a kernel is one for this op and format, at the activations asked for.
+
+    One kernel may serve several formats; one that is named after another format serves only that.
+    """
+    if kernel != op and not kernel.startswith(f"{op}_"):
+        return False
+    rest = kernel[len(op) + 1 :] + "_"
+    named = max((f for f in FORMATS if rest.startswith(f"{f}_")), key=len, default=form)
+    if op == "matmul" and activations == "q8_0" and FORMATS[form].group:
+        return named == form and not rest.startswith(f"{form}_f32_")
+    return named == form or op not in FORMAT_OPS

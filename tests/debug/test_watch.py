@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pnrt as package
+from pnrt.backend import Tap
 from pnrt.container.gguf import open_gguf
 from pnrt.debug.dispatch import Dispatch
 from pnrt.debug.nanstop import NanStop, NotFinite
@@ -125,24 +126,35 @@ def test_dispatch_counts_calls_bytes_and_kernels():
     assert sum(r["calls"] for r in products) == 2 * len(matmuls)
     assert sum(r["bytes"] for r in products) == 2 * sum(packed[s.weights[0]] for s in matmuls)
     assert {r["T"] for r in products} == {1, 3}
-    assert all(r["kernel"].startswith(f"matmul_{r['format']}_") for r in products)
+    assert {r["format"] for r in products} == {"pn3t", "pn4t", "q8_0"}
     assert all(r["seconds"] > 0 for r in rows)
     unused = {r["kernel"] for r in report["never_used"]}
     assert "matmul_bf16" in unused
     assert "matmul_pn3t" not in unused
 
 
-def test_a_kernel_that_is_not_the_tables_is_a_fallback():
+@pytest.mark.parametrize(
+    ("kernel", "fallback"),
+    [
+        ("matmul_pn3t_q8_0_1", False),
+        ("matmul_80_amx_16", False),
+        ("matmul_pn4t_q8_0_1", True),
+        ("matmul_pn3t_f32_1", True),
+        ("matmul_f32_f32_8", True),
+        ("decode_pn3t", True),
+    ],
+)
+def test_a_kernel_of_another_op_format_or_precision_is_a_fallback(kernel, fallback):
     with load_golden("llama_m.pn") as model:
         counter = Dispatch(model)
-        counter.named = {**counter.named, ("matmul", "pn3t"): "matmul_pn3t_fast"}
-        model.session.observer = counter
-        model.eval([1])
+        step = next(s for s in model.program.steps if s.name == "blk.0.ffn_up")
+        assert model.file.tensors[step.weights[0]].format.name == "pn3t"
+        calls = (("quantize_q8_0", 1e-6, 0), (kernel, 1e-6, 10))
+        counter(Tap(step, 0, 1, lambda: None, calls))
+        counter(Tap(step, 1, 1, lambda: None, calls))
         report = counter.report()
-    wrong = [r for r in report["rows"] if r["fallback"]]
-    assert wrong
-    assert {r["format"] for r in wrong} == {"pn3t"}
-    assert report["fallbacks"] == sum(r["calls"] for r in wrong)
+    assert report["fallbacks"] == (2 if fallback else 0)
+    assert [r["fallback"] for r in report["rows"]] == [False, fallback]
 
 
 def test_dispatch_on_the_command_line(tmp_path):
@@ -150,5 +162,5 @@ def test_dispatch_on_the_command_line(tmp_path):
     assert done.exit_code == 0
     json.loads(done.stdout)
     assert "fallbacks: 0" in done.stderr
-    assert "matmul_pn3t_q8_0_" in done.stderr
+    assert "quantize_q8_0 (prepares)" in done.stderr
     assert "never used" in done.stderr
