@@ -102,7 +102,7 @@ def test_plans_that_make_no_sense_are_refused(tiny, mix, overrides, error, words
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("mix", [m for m in MIXES if m not in ("p0k", "q4_k_m")])
+@pytest.mark.parametrize("mix", MIXES)
 def test_written_bytes_are_the_formats_bytes(tiny, tmp_path, mix):
     out = tmp_path / "out.gguf"
     reports = quantize_file(tiny, out, mix)
