@@ -273,6 +273,9 @@ def test_formats_table_and_errors(models, tmp_path):
     result = pnrt("formats", "--error", models / "tiny.gguf", "--svg", svg)
     assert result.exit_code == 0
     assert svg.read_text().startswith("<svg")
+    bars = {line.split()[0]: line.count("▇") for line in result.stdout.splitlines() if "▇" in line}
+    assert bars["q8_0"] < bars["pn4t"] < bars["pn3t"]
+    assert "no row fits the block or the range of q2_K" in result.stdout
     measured = json.loads(pnrt("formats", "--error", models / "tiny.gguf", "--json").stdout)
     error = {r["name"]: r["relative_rms"] for r in measured}
     assert error["f32"] == 0

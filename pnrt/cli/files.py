@@ -114,4 +114,7 @@ def formats(
                 error, tell, extra_types=extra_types(e4m3_id), scale_encoding=scale_encoding
             )
         rows = [{**row, "relative_rms": measured.get(row["name"])} for row in rows]
-    show(as_json, rows, lambda: screen.formats_table(rows), svg)
+    if error:
+        show(as_json, rows, lambda: screen.errors_chart(rows, error.name), svg)
+    else:
+        show(as_json, rows, lambda: screen.formats_table(rows), svg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from rich.text import Text
 
 from pnrt.screen.parts import (
     Renderable,
-    bar,
     bits,
     facts,
     group,
@@ -177,19 +177,36 @@ def converted(result: dict[str, Any]) -> Renderable:
 
 
 def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
-    """Every format; with measured errors a bar for each."""
-    measured = any("relative_rms" in row for row in rows)
+    """Every format."""
     columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align"]
-    columns += ["activations", "multiplied by"]
-    out = table(*columns, "relative RMS" if measured else "what it is*", right=(1, 2, 3, 4, 5, 6))
-    worst = max((row.get("relative_rms") or 0.0 for row in rows), default=0.0)
+    columns += ["activations", "multiplied by", "what it is*"]
+    out = table(*columns, right=(1, 2, 3, 4, 5, 6))
     for row in rows:
-        last: Renderable = escape(row["title"])
-        if measured:
-            last = bar(row["relative_rms"], worst)
         out.add_row(
             row["name"], number(row["id"]), bits(row["bits_per_weight"]), str(row["block"]),
             str(row["bytes"]), number(row["group"] or None), str(row["align"]),
-            ", ".join(row["activations"]) or "-", ", ".join(row["backends"]) or "-", last,
+            ", ".join(row["activations"]) or "-", ", ".join(row["backends"]) or "-",
+            escape(row["title"]),
         )  # fmt: skip
     return out
+
+
+def errors_chart(rows: Sequence[dict[str, Any]], file: str) -> Renderable:
+    """What each format costs on a model: relative RMS, most bits first, bars by its logarithm."""
+    out = table("format", "bits/weight", "relative RMS", "", right=(1, 2))
+    measured = [row for row in rows if row["relative_rms"] is not None]
+    for row in sorted(measured, key=lambda row: -row["bits_per_weight"]):
+        value = row["relative_rms"]
+        # from 0.0001, nothing to see, to 1, everything lost
+        length = round(12 * (4 + math.log10(max(value, 1e-4))))
+        out.add_row(
+            row["name"], bits(row["bits_per_weight"]), f"{value:.5f}",
+            Text("▇" * min(length, 60), style="cyan"),
+        )  # fmt: skip
+    last = (
+        f"error over the matrices of {visible(file)}, up to 64 rows of each; a bar of 12 is tenfold"
+    )
+    missing = [row["name"] for row in rows if row["weights"] and row["relative_rms"] is None]
+    if missing:
+        last += f"; no row fits the block or the range of {', '.join(missing)}"
+    return group(out, Text(last))

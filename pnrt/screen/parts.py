@@ -76,14 +76,6 @@ def number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def bar(value: float | None, most: float) -> Renderable:
-    """A value with a bar as long as its share of the most."""
-    if value is None:
-        return Text("-", style="dim")
-    length = round(24 * value / most) if most else 0
-    return Text.assemble((f"{value:.5f} ", "bold"), ("▇" * length, "cyan"))
-
-
 def visible(text: str) -> str:
     """Text with control characters shown, so that a model cannot drive the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
