@@ -8,6 +8,7 @@ import pytest
 
 from pnrt import backend, reference
 from pnrt.cpu import pack
+from pnrt.cpu.simd import u16_at
 from pnrt.debug import shrink
 from pnrt.debug.selftest import OPS, Case, cases, judge, parse_case, selftest, untested
 from pnrt.debug.selftest_base import floats
@@ -224,13 +225,13 @@ def test_the_historical_bug_in_the_codec_is_found(monkeypatch):
     """The CPU's own kernel, its reader of pn4t codes shifting by element (FORMATS 1.2 A)."""
 
     @inline
-    def shifted(row, k):
-        word = row + (k >> 6) * 34 + 2 + ((k & 63) >> 3) * 4
-        t = k & 7
-        half = pack.read_u16(word + 2 * (t & 1))
-        return (np.int32(half) >> np.int32((4 * t) & 15)) & np.int32(15)
+    def shifted(row, u, n, c):
+        q = u16_at(row + (u >> 1) * 34 + 2 + (u & 1) * 16)
+        for e in range(n):
+            t = e & 7
+            c[e] = (q[2 * (e >> 3) + (t & 1)] >> ((4 * t) & 15)) & 15
 
-    codec = pack.CODECS["pn4t"]._replace(code=shifted)
+    codec = pack.CODECS["pn4t"]._replace(codes=shifted)
     monkeypatch.setitem(pack.CODECS, "pn4t", codec)
     monkeypatch.setitem(pack._kernels, "pn4t", _uncached(pack._pack_kernel("pn4t")))
     report = selftest("cpu", case=PN4)
