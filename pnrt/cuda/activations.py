@@ -16,6 +16,7 @@ from pnrt.cuda.lanes import (
     i32,
     lane,
     load_f32,
+    shuffle,
     shuffle_xor,
     store_f32,
     store_i32,
@@ -92,6 +93,123 @@ def quantize(x: u64, width: u32, K: u32, out: u64, blocks: u32, bad: u64):
             store_i32(meta + 12, i32(0))
 
 
+@device
+def warp_sum(value):
+    """i32 of 32 lanes -> their sum, in every lane."""
+    for s in unroll((16, 8, 4, 2, 1)):
+        value += shuffle_xor(value, s)
+    return value
+
+
+@device
+def store_pair(row, units, u, place, half, value):
+    """Store an i32 as one half of word `place` of unit u: quads [words / 4][units][4]."""
+    at_word = (place // 4 * units + u) * 4 + place % 4
+    store_u16(at(row, at_word * 2 + half, 2), u32(value))
+
+
+@device
+def store_unit(row, units, u, dx, a, b, c):
+    """Store what stands beside a unit's 16 words: its scale and three more numbers (i32)."""
+    if lane() == 0:
+        meta = at(row, 4 * units + u, 16)
+        store_f32(meta, dx)
+        store_i32(meta + 4, a)
+        store_i32(meta + 8, b)
+        store_i32(meta + 12, c)
+
+
+@kernel(name="quantize_nibble")
+def quantize_nibble(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
+    """x [K] f32 -> the view of matvec's nibble kernel.
+
+    Pairs 0 and 1 of each word times 2^8 and 2^4. Beside a unit: scale / 4096; -8 * 4096 times the
+    sum of pairs 0 to 2; 8 * 4096 times that of pairs 3; 4096 times the sum of all, as f32.
+    """
+    u, pair = global_warp(), lane() // 2
+    if u < units:
+        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
+        j = pair % 4
+        shift = u32(8) if j == 0 else u32(4) if j == 1 else u32(0)
+        store_pair(out, units, u, pair, lane() % 2, code << i32(shift))
+        total = warp_sum(code)
+        top = warp_sum(code if j == 3 else 0)
+        sums = float_to_bits(f32(total * 4096))
+        store_unit(out, units, u, dx * 2.0**-12, (top - total) * 32768, top * 32768, sums)
+
+
+@kernel(name="quantize_three")
+def quantize_three(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
+    """x [K] f32 -> the view of matvec's three-bit kernel.
+
+    Pairs times the complement of their place in the word. Beside a unit: scale / 4096; -4 * 4096
+    times the sums of its halves.
+    """
+    u, pair = global_warp(), lane() // 2
+    if u < units:
+        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
+        j = pair % 5
+        shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
+        store_pair(out, units, u, pair, lane() % 2, code << i32(shift))
+        first = warp_sum(code if lane() < 16 else 0)
+        last = warp_sum(code if lane() >= 16 else 0)
+        store_unit(out, units, u, dx * 2.0**-12, first * -16384, last * -16384, i32(0))
+
+
+@kernel(name="quantize_byte")
+def quantize_byte(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
+    """x [K] f32 -> the view of matvec's byte kernel.
+
+    Of four codes, the words 256 x[0] - x[1], 256 x[2] - x[3] and x[1], x[3]. Beside a unit:
+    scale / 256; -128 * 256 times the sum of the even codes.
+    """
+    u = global_warp()
+    if u < units:
+        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
+        odd = lane() % 2
+        after = shuffle_xor(code, 1)
+        value = code if odd == 1 else code * 256 - after
+        store_pair(out, units, u, lane() // 4 * 2 + odd, lane() // 2 % 2, value)
+        even = warp_sum(code if odd == 0 else 0)
+        store_unit(out, units, u, dx * 2.0**-8, even * -32768, i32(0), i32(0))
+
+
+@kernel(name="quantize_pn3t")
+def quantize_pn3t(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
+    """x [K] f32 -> the view of matvec's pn3t kernel; a warp takes a fifth of a unit.
+
+    80 words of pairs (views.py), then per unit 12 words: five scales / 4096, and -4 * 4096 times
+    the sums of its six segments.
+    """
+    item = global_warp()
+    u, b = item // 5, item % 5
+    if u < units:
+        code, dx = code_block(read(x, width, K, u32(0), item * 32 + lane()), bad)
+        e = b * 32 + lane()
+        word, j = e // 10, e % 10 // 2
+        begin = u32(16) if b == 2 and lane() >= 16 else u32(0)
+        before = shuffle(code, (lane() + 30) & 31)
+        value = code - before * 8 if j > 0 and lane() >= begin + 2 else code
+        shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
+        store_pair(out, units, u, word * 5 + j, lane() % 2, value << i32(shift))
+        first = warp_sum(code if lane() < 16 else 0) * -16384
+        last = warp_sum(code if lane() >= 16 else 0) * -16384
+        if lane() == 0:
+            place = 5 + b + u32(b > 2)
+            store_f32(meta_word(out, units, u, b), dx * 2.0**-12)
+            store_i32(meta_word(out, units, u, place), first if b == 2 else first + last)
+            if b == 2:
+                store_i32(meta_word(out, units, u, place + 1), last)
+            if b == 4:
+                store_i32(meta_word(out, units, u, place + 1), i32(0))
+
+
+@device
+def meta_word(row, units, u, i):
+    """Address of word i of the 12 beside a pn3t unit."""
+    return at(row, ((20 + i // 4) * units + u) * 4 + i % 4, 4)
+
+
 @kernel(name="spread_f32")
 def spread(x: u64, width: u32, K: u32, out: u64, blocks: u32, bad: u64):
     """x [T, width] f32 -> the f32 activations of matmul.py; launched as quantize."""
@@ -104,6 +222,15 @@ def spread(x: u64, width: u32, K: u32, out: u64, blocks: u32, bad: u64):
             store_u32(bad, u32(1))
 
 
+# one-token views: their kernels
+VIEWS = {
+    "nibble": quantize_nibble,
+    "three": quantize_three,
+    "byte": quantize_byte,
+    "pn3t": quantize_pn3t,
+}
+
+
 def kernels() -> list[Kernel]:
     """Every kernel of this module."""
-    return [quantize, spread]
+    return [quantize, spread, *VIEWS.values()]

@@ -390,6 +390,8 @@ class _Lowering:
             return ast.Tuple([self.target(e) for e in node.elts], ast.Store())
         if isinstance(node, ast.Subscript):
             return self.expr_subscript(node, ast.Store())
+        # what was a plain value in an unrolled loop is a variable from here
+        self.fixed.pop(node.id, None)
         return ast.Name(self.renamed.get(node.id, node.id), ast.Store())
 
     def stmt_assign(self, node):
@@ -452,13 +454,17 @@ class _Lowering:
             self.fail(node, "for goes over range(..) or unroll(..)")
 
     def unrolled(self, node, items):
-        names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
         for item in items:
-            values = item if isinstance(node.target, ast.Tuple) else [item]
-            self.fixed.update((n.id, v) for n, v in zip(names, values, strict=True))
+            self.bind(node.target, item)
             self.statements(node.body)
-        for name in names:
-            self.fixed.pop(name.id, None)
+
+    def bind(self, target, value):
+        """Let names of a loop's target stand for plain values."""
+        if isinstance(target, ast.Tuple):
+            for each, part in zip(target.elts, value, strict=True):
+                self.bind(each, part)
+        else:
+            self.fixed[target.id] = value
 
     def ranged(self, node, args):
         start, stop, step = (ast.Constant(0), *args, ast.Constant(1)) if len(args) == 1 else (

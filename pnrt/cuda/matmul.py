@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from pnrt.cuda import activations
+from pnrt.cuda import activations, matvec
 from pnrt.cuda.codecs import reader
 from pnrt.cuda.kernel import Call, Kernel, device, kernel, registers, unroll
 from pnrt.cuda.lanes import (
@@ -31,50 +31,22 @@ from pnrt.cuda.lanes import (
     global_warp,
     i32,
     lane,
-    shuffle_xor,
     store_f32,
     u32,
     u64,
 )
 from pnrt.cuda.pack import CODECS, Weight, layout
+from pnrt.cuda.reduce import reduce
 from pnrt.formats import FORMATS
 
 WARPS = 4
+# of a P100: 56 multiprocessors, four blocks each
+BLOCKS = 224
 
 
 def blocks_of(K: int) -> int:
     """Blocks of 32 activations kept for K columns: whole units of 160, so any format can read."""
     return -(-K // 160) * 5
-
-
-def view_bytes(view: str, K: int, T: int) -> int:
-    """Bytes of T tokens' activations."""
-    return T * blocks_of(K) * (80 if view == "q8_0" else 128)
-
-
-@device
-def reduce(v, count):
-    """Sum v[0 .. count-1] over the warp; lane l holds the sum of v[l >> (5 - log2 count)].
-
-    The butterfly, with what is not kept sent away: the additions and their operands are the same.
-    """
-    for s, half in unroll(_halvings(count)):
-        if half:
-            upper = (lane() & s) != 0
-            for i in unroll(half):
-                kept = v[i + half] if upper else v[i]
-                v[i] = kept + shuffle_xor(v[i] if upper else v[i + half], s)
-        else:
-            v[0] = v[0] + shuffle_xor(v[0], s)
-    return v[0]
-
-
-def _halvings(count):
-    steps = []
-    for s in (16, 8, 4, 2, 1):
-        count //= 2
-        steps.append((s, count))
-    return steps
 
 
 def _coordinates(count, tokens):
@@ -251,9 +223,20 @@ def product(name: str, K: int, mode: str, rows: int, tokens: int) -> Kernel:
     return (_q8_kernel if mode == "q8_0" else _f32_kernel)(name, K, rows, tokens)
 
 
-def view_of(name: str, mode: str, T: int) -> str:
-    """The order of activations that a product reads: format, 'q8_0' or 'f32', tokens."""
-    return "f32" if FORMATS[name].group == 0 else mode
+def view_of(name: str, K: int, mode: str, T: int) -> str:
+    """The order of activations that a product reads: format, columns, 'q8_0' or 'f32', tokens."""
+    if FORMATS[name].group == 0:
+        return "f32"
+    return (matvec.tuned(name, K) if mode == "q8_0" and T == 1 else "") or mode
+
+
+def view_bytes(view: str, K: int, T: int) -> int:
+    """Bytes of T tokens' activations."""
+    if view == "pn3t":
+        return -(-K // 160) * 92 * 4
+    if view in activations.VIEWS:
+        return -(-K // 32) * matvec.UNIT_BYTES
+    return T * blocks_of(K) * (80 if view == "q8_0" else 128)
 
 
 def convert(view: str, x: int, width: int, K: int, T: int, out: int, bad: int) -> Call:
@@ -261,23 +244,35 @@ def convert(view: str, x: int, width: int, K: int, T: int, out: int, bad: int) -
 
     bad: address of a u32 that becomes 1 where q8_0 cannot code a value or one is not finite.
     """
+    if view in activations.VIEWS:
+        units = -(-K // (160 if view == "pn3t" else 32))
+        warps = units * (5 if view == "pn3t" else 1)
+        which, grid = activations.VIEWS[view], (-(-warps // WARPS), 1)
+        return Call(which, grid, (x, width, K, out, units, bad))
     blocks = blocks_of(K)
     which = activations.quantize if view == "q8_0" else activations.spread
     return Call(which, (-(-blocks // WARPS), T), (x, width, K, out, blocks, bad))
 
 
-def multiply(weight: Weight, address: int, view: str, x: int, out: int, width: int, T: int) -> Call:
+def multiply(
+    weight: Weight, address: int, view: str, x: int, out: int, width: int, T: int, blocks=BLOCKS
+) -> Call:
     """The launch of out[t, n] = sum over k of W[n, k] x[t, k].
 
     Args:
         weight, address: a packed matrix and where its planes lie.
-        view, x: what convert made for view_of(format, mode, T).
+        view, x: what convert made for view_of(format, K, mode, T).
         out, width: [T, width] f32, width >= N.
+        blocks: how many the device can hold at once, for kernels whose warps stay for many rows.
     Exact: the bits of reference.matmul.
     """
+    planes = (*(address + offset for offset in weight.offsets), 0, 0)[:3]
+    if view in activations.VIEWS:
+        which = matvec.product(weight.format, weight.K)
+        needed = -(-weight.N // (which.threads // 32 * matvec.ROWS))
+        return Call(which, (min(needed, blocks), 1), (*planes, x, out, weight.N))
     rows, tokens = _tile(weight.format, view, T)
     which = product(weight.format, weight.K, view, rows, tokens)
-    planes = (*(address + offset for offset in weight.offsets), 0, 0)[:3]
     grid = (-(-weight.N // (WARPS * rows)), -(-T // tokens))
     return Call(which, grid, (*planes, x, out, width, weight.N, T))
 
@@ -296,8 +291,9 @@ def kernels() -> list[Kernel]:
     found = []
     for name in CODECS:
         K = 1024 // FORMATS[name].block * FORMATS[name].block
-        for mode in ("q8_0", "f32"):
-            view = view_of(name, mode, 1)
-            tiles = [_tile(name, view, T) for T in (1, 2)]
-            found += [product(name, K, view, *tile) for tile in tiles if view == mode]
+        modes = ("q8_0", "f32") if FORMATS[name].group else ("f32",)
+        tiles = {(mode, _tile(name, mode, T)) for mode in modes for T in (1, 2)}
+        found += [product(name, K, mode, *tile) for mode, tile in sorted(tiles)]
+        if matvec.tuned(name, K):
+            found += [matvec.product(name, K)]
     return found

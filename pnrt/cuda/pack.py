@@ -152,7 +152,8 @@ def _pack_pn3t(name, rows, units):
     blocks = rows.reshape(len(rows), -1, 34)
     blocks = np.pad(blocks, ((0, 0), (0, units * 2 - blocks.shape[1]), (0, 0)))
     flat = blocks.reshape(-1, 34)
-    words = field(flat, 2, 8, np.uint32).reshape(len(rows), units, 16)
+    # kernels rely on the reserved bits being zero
+    words = field(flat, 2, 8, np.uint32).reshape(len(rows), units, 16) & np.uint32(0x7FFF7FFF)
     return quads(words), field(flat, 0, 1, np.uint16)
 
 
