@@ -95,6 +95,7 @@ def bench(
         with progress() as tell:
             result = time_model(model, prompt, n, repeats, chunk, tell)
     settings = {"activations": activations, "kv": kv, "chunk": chunk, "load_seconds": packed}
+    settings["notes"] = model.notes
     result = {"file": file.name, "bytes": file.stat().st_size, **settings, **result}
     show(as_json, result, lambda: screen.bench_table(result))
 

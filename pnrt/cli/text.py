@@ -66,7 +66,7 @@ def run(
                 if not as_json:
                     write(piece)
     if as_json:
-        show_json(answer.report())
+        show_json({**answer.report(), "notes": model.notes})
         return
     write("\n")
     speeds(answer)

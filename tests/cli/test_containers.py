@@ -51,7 +51,7 @@ def test_e4m3_is_written_under_the_id_that_was_given(folder):
         ["inspect", "e4.gguf", "--tensor", "blk.0.ffn_up.weight"],
         ["quantize", "e4.gguf", "o.gguf", "--mix", "pn4", "--dry-run"],
         ["run", "e4.gguf", "-p", "x"],
-        ["bench", "e4.gguf"],
+        ["bench", "e4.gguf", "-p", "4", "-n", "0", "-r", "1"],
         ["logits", "e4.gguf", "--tokens", "1", "-o", "o.npz"],
         ["compare", "tiny.gguf", "e4.gguf"],
         ["check", "e4.gguf"],
@@ -184,3 +184,20 @@ def test_a_hostile_file_cannot_drive_the_terminal(tmp_path):
         output = pnrt(*args).output
         assert "\x1b[2J" not in output, args
         assert "\\x1b[2J[bold]b" in output or args[0] == "run", args
+
+
+def test_repacking_says_its_cost(folder):
+    args = ("run", folder / "e4.gguf", "--e4m3-id", "42", "-p", "hi", "-n", "2", "--seed", "1")
+    costs = []
+    for rule in ("mxfp8", "mxfp8:floor"):
+        result = pnrt(*args, "--repack", rule, "--json")
+        assert result.exit_code == 0
+        (note,) = json.loads(result.stdout)["notes"]
+        assert note in result.stderr
+        costs.append(float(note.split("stored weights ")[1].split(",")[0]))
+    # the OCP rule lets the largest weights of a block saturate
+    assert 0.01 < costs[0] < costs[1] < 0.1
+    assert json.loads(pnrt(*args, "--json").stdout)["notes"] == []
+    refused = pnrt(*args, "--repack", "mxfp4")
+    assert refused.exit_code == 2
+    assert "mxfp8:floor" in refused.stderr

@@ -47,22 +47,24 @@ def test_reserved_bits_are_named():
     assert FORMATS["pn3t"].findings(rows) == expected
 
 
-SCRIPT = """
+SEARCHED = ("pn4t", "q3_K", "q4_K", "q6_K", "iq4_nl")
+SCRIPT = f"""
 import hashlib, numpy as np
 from pnrt.formats import FORMATS
-x = np.random.default_rng(9).standard_t(3, (24, 64)).astype(np.float32)
-print(hashlib.sha256(FORMATS["pn4t"].quantize(x, threads=1)).hexdigest())
+x = np.random.default_rng(9).standard_t(3, (24, 256)).astype(np.float32)
+for name in {SEARCHED}:
+    print(hashlib.sha256(FORMATS[name].quantize(x, threads=1)).hexdigest())
 """
 
 
 @pytest.mark.parametrize(
     ("cpu", "features"), [("haswell", "+avx2,+fma,+f16c"), ("x86-64", "")], ids=["avx2", "plain"]
 )
-def test_search_gives_the_same_bytes_on_every_instruction_set(cpu, features):
-    x = np.random.default_rng(9).standard_t(3, (24, 64)).astype(np.float32)
-    expected = hashlib.sha256(FORMATS["pn4t"].quantize_reference(x)).hexdigest()
+def test_searches_give_the_same_bytes_on_every_instruction_set(cpu, features):
+    x = np.random.default_rng(9).standard_t(3, (24, 256)).astype(np.float32)
+    judges = [FORMATS[name].quantize_reference(x) for name in SEARCHED]
     forced = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
     found = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=forced, capture_output=True, text=True, check=False
     )
-    assert found.stdout.strip() == expected, found.stderr
+    assert found.stdout.split() == [hashlib.sha256(j).hexdigest() for j in judges], found.stderr
