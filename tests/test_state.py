@@ -11,15 +11,15 @@ from pnrt.testing import assert_bits_equal
 from .golden_models import load_golden, path_of
 
 TOKENS = np.arange(1, 41)
-NAMES = ("llama_m.pn", "qwen35_s_mtp.f32", "qwen35_m.pnrots")
+NAMES = ("qwen3_s.f32", "qwen35_s_mtp.f32", "qwen35_m.pnrots")
 
 
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prefix_is_read_once(name, kv):
-    with load_golden(name, kv=kv) as model:
+    with load_golden(name, kv=kv, threads=1) as model:
         expected = model.logits(TOKENS)[-1]
-        for length in (1, 15, 16, 33):
+        for length in (1, 16, 33):
             model.reset()
             model.eval(TOKENS[:length])
             saved = model.snapshot()
@@ -27,10 +27,9 @@ def test_a_prefix_is_read_once(name, kv):
             assert_bits_equal(f"{name} on", expected, model.eval(TOKENS[length:]))
             # other tokens overwrite caches and states
             model.logits(TOKENS[::-1])
-            for _ in range(2):
-                model.restore(saved)
-                assert model.position == length
-                assert_bits_equal(f"{name} {length}", expected, model.eval(TOKENS[length:], 7))
+            model.restore(saved)
+            assert model.position == length
+            assert_bits_equal(f"{name} {length}", expected, model.eval(TOKENS[length:], 7))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +51,7 @@ def test_the_reference_goes_on_from_the_cpus_snapshot(name):
 
 
 def test_reset_forgets():
-    with load_golden("qwen35_s_mtp.f32") as model:
+    with load_golden("qwen35_s_mtp.f32", threads=1) as model:
         expected = model.logits(TOKENS)
         model.eval(TOKENS[:7])
         model.reset()
