@@ -53,24 +53,39 @@ def check(
     file: File,
     e4m3_id: E4M3Id = None,
     scale_encoding: ScaleEncoding = None,
+    codes: Annotated[
+        bool, typer.Option("--codes", help="show how often each code occurs, by tensor")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="what is odd but not wrong also exits with 1")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find everything that is wrong with a file; exit status 1 if anything is."""
+    """Find everything that is wrong with a file; exit status 1 if anything is.
+
+    Notes tell what is odd, though valid: dead blocks, zero and subnormal scales, saturated codes,
+    PN tensors that may be rotated.
+    """
     from pnrt.debug.check import FileFinding, check_file
+    from pnrt.debug.health import Health
     from pnrt.screen import files as screen
 
     notes: list[FileFinding] = []
+    health: list[Health] = []
+    about: dict[str, str] = {}
     with progress() as tell:
         found = check_file(
             file,
             extra_types=extra_types(e4m3_id),
             scale_encoding=scale_encoding,
             notes=notes,
+            health=health,
+            about=about,
             progress=lambda done, total: tell("checking", done, total),
         )
-    result = {"file": file, "findings": found, "notes": notes}
-    show(as_json, result, lambda: screen.check_screen(result))
-    raise typer.Exit(1 if found else 0)
+    result = {"file": file, "findings": found, "notes": notes, **about, "tensors": health}
+    show(as_json, result, lambda: screen.check_screen(result, codes))
+    raise typer.Exit(1 if found or (strict and notes) else 0)
 
 
 @app.command()

@@ -11,10 +11,13 @@ from pnrt.container.kinds import open_any
 from pnrt.container.layout import TensorInfo
 from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue, Problem
-from pnrt.errors import FileError
+from pnrt.debug.health import Examination, Health
+from pnrt.errors import FileError, ModelError
+from pnrt.models.rotation import read_rotation
 
 # bytes looked at in one step
 STEP = 16 << 20
+ROTATION_KEYS = ("pnrt.rotation.", "prism.hadamard.")
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,26 @@ def check_file(
     extra_types: Mapping[int, str] | None = None,
     scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
+    health: list[Health] | None = None,
+    about: dict[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[FileFinding]:
     """Every finding of a file, container first, then tensor by tensor.
 
     Args:
         extra_types, scale_encoding: as of `open_any`.
-        notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types.
+        notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types,
+            PN tensors of which nobody says whether they are rotated, and with `health` dead blocks,
+            zero, -0 and subnormal scales, saturated and unused codes.
+        health: if given, receives the counts of every tensor.
+        about: if given, receives what the file says of itself: rotation.
         progress: called with (bytes done, bytes in all).
     Raises: FileError only if there is no file to read.
     """
     options = {"extra_types": extra_types, "scale_encoding": scale_encoding}
-    return list(iter_findings(path, notes=notes, progress=progress, **options))
+    return list(
+        iter_findings(path, notes=notes, health=health, about=about, progress=progress, **options)
+    )
 
 
 def iter_findings(
@@ -67,6 +78,8 @@ def iter_findings(
     extra_types: Mapping[int, str] | None = None,
     scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
+    health: list[Health] | None = None,
+    about: dict[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[FileFinding]:
     """`check_file` as a stream, for files with more findings than anyone wants in memory."""
@@ -88,6 +101,7 @@ def iter_findings(
         if notes is not None:
             notes.extend(map(_from_problem, file.notes))
         yield from _texts(file)
+        yield from _rotation(file, notes, {} if about is None else about)
         total = sum(info.nbytes for info in file.tensors.values())
         done = 0
         for name, info in file.tensors.items():
@@ -95,14 +109,21 @@ def iter_findings(
                 found = f"type {info.type_name} is not known to pnrt"
                 allowed = f"its {info.nbytes} bytes were not checked. {file.advice(info)}"
                 notes.append(FileFinding(name, None, None, info.offset, found, allowed))
-            for findings, size in _steps(file, info):
+            examination = Examination(info) if health is not None and info.format else None
+            for findings, size in _steps(file, info, examination):
                 yield from findings
                 done += size
                 if progress:
                     progress(done, total)
+            if examination:
+                health.append(examination.done())
+                if notes is not None:
+                    notes.extend(_odd(health[-1]))
 
 
-def _steps(file: MappedFile, info: TensorInfo) -> Iterator[tuple[list[FileFinding], int]]:
+def _steps(
+    file: MappedFile, info: TensorInfo, examination: Examination | None
+) -> Iterator[tuple[list[FileFinding], int]]:
     """Findings and bytes covered, a chunk of rows at a time."""
     if info.format is None:
         yield [], info.nbytes
@@ -112,6 +133,8 @@ def _steps(file: MappedFile, info: TensorInfo) -> Iterator[tuple[list[FileFindin
     step = max(1, STEP // size)
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
+        if examination:
+            examination.add(part, start)
         yield (
             [
                 FileFinding(
@@ -128,6 +151,39 @@ def _steps(file: MappedFile, info: TensorInfo) -> Iterator[tuple[list[FileFindin
         )
     # a check reads everything once: keep it from filling memory with pages nobody reads again
     file.drop_pages(info.name)
+
+
+def _odd(health: Health) -> Iterator[FileFinding]:
+    for place, found, meaning in health.notes():
+        row, block, byte = place or (None, None, None)
+        yield FileFinding(health.tensor, row, block, byte, found, meaning)
+
+
+def rotation_of(file: MappedFile) -> str:
+    """What a file says of its rotation, for people.
+
+    Raises: ModelError for a damaged declaration, or PN tensors without any.
+    """
+    found = read_rotation(file)
+    if found.kind == "none":
+        return f"none ({found.source})"
+    blocks = ", ".join(f"{k}: {b}" for k, b in sorted(found.blocks.items()))
+    return f"{found.kind}, {len(found.tensors)} tensors, blocks by width {blocks}"
+
+
+def _rotation(
+    file: MappedFile, notes: list[FileFinding] | None, about: dict[str, str]
+) -> Iterator[FileFinding]:
+    """A damaged declaration is a finding, a missing one a note."""
+    try:
+        about["rotation"] = rotation_of(file)
+    except ModelError as error:
+        text = str(error).removeprefix(f"{file.path}: ")
+        if any(key.startswith(ROTATION_KEYS) for key in file.metadata):
+            yield FileFinding("", None, None, None, text, "a rotation is declared whole, or not")
+        elif notes is not None:
+            allowed = "without it a run needs --rotation"
+            notes.append(FileFinding("", None, None, None, text.split("; one is")[0], allowed))
 
 
 def _texts(file: MappedFile) -> Iterator[FileFinding]:

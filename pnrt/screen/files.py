@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.containers import Renderables
 from rich.markup import escape
@@ -24,6 +24,10 @@ from pnrt.screen.parts import (
     table,
     visible,
 )
+
+if TYPE_CHECKING:
+    from pnrt.debug.check import FileFinding
+    from pnrt.debug.health import Health
 
 
 def file_screen(view: dict[str, Any]) -> Renderable:
@@ -112,13 +116,52 @@ def block_screen(view: dict[str, Any]) -> Renderable:
     return group(facts(rows), out, *bad)
 
 
-def check_screen(result: dict[str, Any]) -> Renderable:
-    """Findings, one line each, then what is odd but not wrong."""
+def check_screen(result: dict[str, Any], codes: bool = False) -> Renderable:
+    """Findings, one line each, then what is odd but not wrong; with codes how often each occurs."""
     parts: list[Renderable] = [Text(visible(str(f)), style="red") for f in result["findings"]]
-    parts += [Text(visible(f"note: {n}"), style="yellow") for n in result["notes"]]
+    parts += [Text(visible(f"note: {n}"), style="yellow") for n in _fewer(result["notes"])]
+    if codes:
+        parts.append(_codes_table(result["tensors"]))
+    if "rotation" in result:
+        parts.append(Text(visible(f"rotation: {result['rotation']}"), style="dim"))
     count = len(result["findings"])
     last = f"{count} finding{'s' * (count != 1)}" if count else "nothing is wrong"
     return group(*parts, Text(f"{result['file']}: {last}", style="" if count else "green"))
+
+
+# notes of one kind shown one by one; more of them are counted
+SHOWN_NOTES = 4
+
+
+def _fewer(notes: Sequence[FileFinding]) -> list[str]:
+    """The notes, but only the first few of those that mean the same in many tensors."""
+    kinds: dict[str, list[FileFinding]] = {}
+    for note in notes:
+        kinds.setdefault(note.allowed, []).append(note)
+    lines = []
+    for meaning, alike in kinds.items():
+        lines += [str(n) for n in alike[:SHOWN_NOTES]]
+        more = len(alike) - SHOWN_NOTES
+        if more > 0:
+            lines.append(f"and {more} more of these: {meaning} (--json lists them)")
+    return lines
+
+
+def _codes_table(tensors: Sequence[Health]) -> Renderable:
+    out = table("tensor*", "type", "blocks", "outermost", "codes, lowest first", right=(2, 3))
+    for t in tensors:
+        if t.codes is not None:
+            share = "-" if t.saturated is None else f"{t.saturated:.1%}"
+            out.add_row(visible(t.tensor), t.format, str(t.blocks), share, _histogram(t.codes))
+    return out
+
+
+def _histogram(codes: Sequence[int]) -> str:
+    """A bar per code; of more than 32 codes neighbours share one."""
+    step = max(1, len(codes) // 32)
+    sums = [sum(codes[i : i + step]) for i in range(0, len(codes), step)]
+    most = max(sums) or 1
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // most)] for n in sums)
 
 
 def compare_screen(result: dict[str, Any]) -> Renderable:

@@ -22,9 +22,10 @@ def rows(name: str, n: int, columns: int, seed: int = 0) -> np.ndarray:
 
 
 def write(path, **tensors):
-    """tensors: name -> (format name, shape, rows)."""
+    """tensors: name -> (format name, shape, rows); the file says that nothing is rotated."""
     plan = {n: (FORMATS[f].type_id, shape, raw) for n, (f, shape, raw) in tensors.items()}
-    return tiny(path, [], plan)
+    keys = (("version", "uint32", 1), ("type", "string", "none"))
+    return tiny(path, [entry(f"pnrt.rotation.{k}", *value) for k, *value in keys], plan)
 
 
 def test_a_good_file_has_no_findings(tmp_path):
