@@ -11,7 +11,6 @@ The numbers are an .npz or a trace with values (`pnrt trace --full`). Keys of an
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +24,16 @@ from pnrt.debug import misreadings_scales  # noqa: F401  (enters its misreadings
 from pnrt.debug.misreadings import MISREADINGS
 from pnrt.debug.misuses import MISUSES, RIGHT, Guess, Product
 from pnrt.debug.misuses_steps import STEPS, Context
+from pnrt.debug.npz import read_npz
 from pnrt.debug.trace import Trace, is_trace
-from pnrt.errors import FileError, ModelError
+from pnrt.errors import ModelError
 from pnrt.models.rotation import Rotation, read_rotation
 from pnrt.program import Program, Step
 
 Progress = Callable[[str, int, int], None]
 Numbers = Mapping[str, np.ndarray]
 
+NEEDED = "an .npz with y (and x), or a trace, is needed. numpy.savez makes one."
 # a guess nearer than this, relative to the numbers' own size, makes them
 TOLERANCE = 1e-4
 # guesses this much farther than the nearest cannot be told from it
@@ -97,7 +98,7 @@ def explain(
                 given, tensor, chosen = from_trace(trace, program, tensor, step, file.path)
                 activations = activations or trace.index.get("activations")
         else:
-            given = _read(Path(numbers))
+            given = read_npz(Path(numbers), NEEDED)
             chosen = _step(_program(file, rotated), step) if step is not None else None
         if chosen is not None and chosen.op == "matmul":
             tensor, chosen = chosen.weights[0], None
@@ -256,19 +257,6 @@ def _step_guesses(
 
 
 # reading
-
-
-def _read(path: Path) -> Numbers:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
-                raise ValueError("a single array, not an .npz")
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise FileError(
-            f"{path}: {error}; an .npz with y (and x), or a trace, is needed. "
-            "numpy.savez makes one."
-        ) from None
 
 
 def _array(given: Numbers, name: str, about: str) -> np.ndarray:

@@ -7,7 +7,6 @@ A saved case is an .npz that NumPy alone reads: the inputs under their names, an
 from __future__ import annotations
 
 import functools
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import numpy as np
 
 from pnrt import __version__
 from pnrt.container.writer import atomic
+from pnrt.debug.npz import read_npz
 from pnrt.debug.selftest_base import Arrays, Op, Parameters
 from pnrt.errors import FileError
 
@@ -125,13 +125,7 @@ def load(path: Path) -> tuple[Case, Arrays]:
     """A saved case. Raises FileError for anything else."""
     from pnrt.debug.selftest import OPS, parse_case
 
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            held = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise FileError(
-            f"{path}: {error}; a case saved by `pnrt selftest --save` is needed. Check the path."
-        ) from None
+    held = read_npz(path, "a case saved by `pnrt selftest --save` is needed. Check the path.")
     if "case" not in held:
         raise FileError(
             f"{path}: holds {', '.join(held) or 'nothing'}, no `case`; a case saved by "
