@@ -65,7 +65,7 @@ class Scales(NamedTuple):
 class Codec(NamedTuple):
     """How the CPU reads one format.
 
-    codes(row, u, n, c): the first n codes of unit u of the row at an address, into bytes c.
+    codes(row, u, n, c): the first n codes of unit u of the row at an address, to the bytes at c.
     zero: what a stored code of weight zero is. table: codebook, in place of code - zero.
     value(v, dw, -m) -> float32 weight of byte codes v in 32-bit lanes, as FORMATS decodes it,
     with the scales that stored(p0, p1, p2, p3, k) gives. fp8: codes are 8-bit floats.

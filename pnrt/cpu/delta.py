@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.cpu import simd
 from pnrt.cpu.elementwise import functions, share
 from pnrt.cpu.pack import aligned
 from pnrt.cpu.simd import (
@@ -26,6 +25,7 @@ from pnrt.cpu.simd import (
     sub,
     zero,
 )
+from pnrt.cpu.tiles import tiles
 from pnrt.jit import inline, kernel
 
 # vectors of columns that run side by side: enough chains to hide the latency of an fma
@@ -130,7 +130,7 @@ def _columns(load, store, zeros):
     return step
 
 
-_tile = simd.tiles(CHAINS)
+_tile = tiles(CHAINS)
 _load_tile, _store_tile, _zeros = _tile.load, _tile.store, _tile.zeros
 # the vectors of a tile lie side by side
 _load = inline(lambda p: _load_tile(p, 64))

@@ -10,23 +10,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pnrt.cpu.simd import (
+from pnrt.cpu.emit import (
     FLOAT,
     I8,
     I16,
     I32,
     I64,
-    Tile,
-    _call,
-    _const,
-    _pointer,
-    _ternary,
-    _unary,
-    _vector,
+    call_named,
+    constant,
     halves,
-    i32x16,
     load_vector,
-)
+    pointer,
+    vector,
+)  # fmt: skip
+from pnrt.cpu.simd import Tile, i32x16, ternary, unary
 from pnrt.jit import amx_allowed, cpu_features
 
 # bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
@@ -46,26 +43,26 @@ def dot_tier() -> str:
 def _bytewise_dot(b, acc, u, s, extend):
     for byte in range(4):
         up = extend(u, byte)
-        sp = b.ashr(b.shl(s, _const(s.type, 24 - 8 * byte)), _const(s.type, 24))
+        sp = b.ashr(b.shl(s, constant(s.type, 24 - 8 * byte)), constant(s.type, 24))
         acc = b.add(acc, b.mul(up, sp))
     return acc
 
 
 def _unsigned(b):
-    return lambda u, byte: b.and_(b.lshr(u, _const(u.type, 8 * byte)), _const(u.type, 255))
+    return lambda u, byte: b.and_(b.lshr(u, constant(u.type, 8 * byte)), constant(u.type, 255))
 
 
 def _signed(b):
-    return lambda u, byte: b.ashr(b.shl(u, _const(u.type, 24 - 8 * byte)), _const(u.type, 24))
+    return lambda u, byte: b.ashr(b.shl(u, constant(u.type, 24 - 8 * byte)), constant(u.type, 24))
 
 
 def _madd(b, x, y):
-    return _call(b, "llvm.x86.avx2.pmadd.wd", _vector(I32, 8), [x, y])
+    return call_named(b, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), [x, y])
 
 
 def _maddubs(b, u8, s8):
-    words = _vector(I16, 16)
-    return _madd(b, _call(b, "llvm.x86.avx2.pmadd.ub.sw", words, [u8, s8]), _const(words, 1))
+    words = vector(I16, 16)
+    return _madd(b, call_named(b, "llvm.x86.avx2.pmadd.ub.sw", words, [u8, s8]), constant(words, 1))
 
 
 def _dot4(b, acc, u, s, wide=False):
@@ -73,20 +70,20 @@ def _dot4(b, acc, u, s, wide=False):
 
     wide: codes may exceed 127, so that pairs of products could saturate 16 bits.
     """
-    bytes64, features = _vector(I8, 64), cpu_features()
+    bytes64, features = vector(I8, 64), cpu_features()
     if "avx512vnni" in features:
         args = [acc, b.bitcast(u, bytes64), b.bitcast(s, bytes64)]
-        return _call(b, "llvm.x86.avx512.vpdpbusd.512", acc.type, args)
+        return call_named(b, "llvm.x86.avx512.vpdpbusd.512", acc.type, args)
     if "avx2" not in features:
         return _bytewise_dot(b, acc, u, s, _unsigned(b))
     if wide:
 
         def emit(u8, s8):
-            eight, low = _const(u8.type, 8), _const(u8.type, 255)
+            eight, low = constant(u8.type, 8), constant(u8.type, 255)
             even = _madd(b, b.and_(u8, low), b.ashr(b.shl(s8, eight), eight))
             return b.add(even, _madd(b, b.lshr(u8, eight), b.ashr(s8, eight)))
 
-        kind = _vector(I16, 32)
+        kind = vector(I16, 32)
     else:
 
         def emit(u8, s8):
@@ -100,31 +97,31 @@ def _dot4_signed(b, acc, w, s):
     """acc + the four s8 * s8 products of each lane; not -128 in both of a pair."""
     if "avx2" not in cpu_features():
         return _bytewise_dot(b, acc, w, s, _signed(b))
-    bytes32 = _vector(I8, 32)
+    bytes32 = vector(I8, 32)
 
     def emit(w8, s8):
         magnitude = b.select(
-            b.icmp_signed("<", w8, _const(bytes32, 0)), b.sub(_const(bytes32, 0), w8), w8
+            b.icmp_signed("<", w8, constant(bytes32, 0)), b.sub(constant(bytes32, 0), w8), w8
         )
-        return _maddubs(b, magnitude, _call(b, "llvm.x86.avx2.psign.b", bytes32, [s8, w8]))
+        return _maddubs(b, magnitude, call_named(b, "llvm.x86.avx2.psign.b", bytes32, [s8, w8]))
 
-    kind = _vector(I8, 64)
+    kind = vector(I8, 64)
     return b.add(acc, halves(b, emit, b.bitcast(w, kind), b.bitcast(s, kind)))
 
 
-dot4 = _ternary(i32x16, _dot4)
-dot4_wide = _ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
-dot4_signed = _ternary(i32x16, _dot4_signed)
+dot4 = ternary(i32x16, _dot4)
+dot4_wide = ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
+dot4_signed = ternary(i32x16, _dot4_signed)
 
 
 def _dot_fp8(b, acc, v, s):
     """acc + 512 times the four e4m3 * s8 products of each lane."""
-    c, floats = (lambda n: _const(v.type, n)), _vector(FLOAT)
+    c, floats = (lambda n: constant(v.type, n)), vector(FLOAT)
     for byte in range(4):
         code = b.lshr(v, c(8 * byte))
         value = b.bitcast(b.shl(b.and_(code, c(0x7F)), c(20)), floats)
         # the exponent in a float's place: 2^-120 of the value, exact
-        value = b.fmul(b.fmul(value, _const(floats, 2.0**120)), _const(floats, 512.0))
+        value = b.fmul(b.fmul(value, constant(floats, 2.0**120)), constant(floats, 512.0))
         n = b.fptosi(value, v.type)
         n = b.select(b.icmp_signed("!=", b.and_(code, c(0x80)), c(0)), b.sub(c(0), n), n)
         x = b.ashr(b.shl(s, c(24 - 8 * byte)), c(24))
@@ -132,43 +129,43 @@ def _dot_fp8(b, acc, v, s):
     return acc
 
 
-dot_fp8 = _ternary(i32x16, _dot_fp8)
+dot_fp8 = ternary(i32x16, _dot_fp8)
 
 
 def add_bytes(n: int):
     """A function that adds n to every byte, modulo 256."""
 
     def emit(b, v):
-        kind = _vector(I8, 64)
-        return b.bitcast(b.add(b.bitcast(v, kind), _const(kind, n)), v.type)
+        kind = vector(I8, 64)
+        return b.bitcast(b.add(b.bitcast(v, kind), constant(kind, n)), v.type)
 
-    return _unary(i32x16, emit)
+    return unary(i32x16, emit)
 
 
 def lookup(values: tuple[int, ...]):
     """A function that replaces every byte 0..15 by one of 16 unsigned bytes."""
 
     def emit(b, v):
-        kind, features = _vector(I8, 64), cpu_features()
+        kind, features = vector(I8, 64), cpu_features()
         index = b.bitcast(v, kind)
         if "avx512bw" in features:
             table = ir.Constant(kind, [*values] * 4)
-            found = _call(b, "llvm.x86.avx512.pshuf.b.512", kind, [table, index])
+            found = call_named(b, "llvm.x86.avx512.pshuf.b.512", kind, [table, index])
         elif "avx2" in features:
-            table = ir.Constant(_vector(I8, 32), [*values] * 2)
+            table = ir.Constant(vector(I8, 32), [*values] * 2)
             found = halves(
                 b,
-                lambda i: _call(b, "llvm.x86.avx2.pshuf.b", table.type, [table, i]),
+                lambda i: call_named(b, "llvm.x86.avx2.pshuf.b", table.type, [table, i]),
                 index,
             )
         else:
-            found = _const(kind, values[0])
+            found = constant(kind, values[0])
             for code, value in enumerate(values[1:], 1):
-                hit = b.icmp_unsigned("==", index, _const(kind, code))
-                found = b.select(hit, _const(kind, value), found)
+                hit = b.icmp_unsigned("==", index, constant(kind, code))
+                found = b.select(hit, constant(kind, value), found)
         return b.bitcast(found, v.type)
 
-    return _unary(i32x16, emit)
+    return unary(i32x16, emit)
 
 
 def lookup128(values: tuple[int, ...]):
@@ -177,15 +174,15 @@ def lookup128(values: tuple[int, ...]):
     """
 
     def emit(b, v):
-        kind = _vector(I8, 64)
+        kind = vector(I8, 64)
         index = b.bitcast(v, kind)
         low, high = (ir.Constant(kind, [*values[i : i + 64]]) for i in (0, 64))
-        found = _call(b, "llvm.x86.avx512.vpermi2var.qi.512", kind, [low, index, high])
-        negative = b.icmp_signed("<", index, _const(kind, 0))
-        found = b.select(negative, b.sub(_const(kind, 0), found), found)
+        found = call_named(b, "llvm.x86.avx512.vpermi2var.qi.512", kind, [low, index, high])
+        negative = b.icmp_signed("<", index, constant(kind, 0))
+        found = b.select(negative, b.sub(constant(kind, 0), found), found)
         return b.bitcast(found, v.type)
 
-    return _unary(i32x16, emit)
+    return unary(i32x16, emit)
 
 
 # AMX: registers have numbers, the compiler only places the instructions
@@ -205,7 +202,7 @@ def tiles_on(typingctx, config):
     """Configure the tile registers from 64 bytes at an address."""
 
     def emit(context, b, signature, args):
-        _void(b, "llvm.x86.ldtilecfg", [_pointer(b, args[0], I8)])
+        _void(b, "llvm.x86.ldtilecfg", [pointer(b, args[0], I8)])
         return context.get_dummy_value()
 
     return types.void(types.int64), emit
@@ -239,7 +236,7 @@ def amx_dot(depth: int):
     @intrinsic
     def product(typingctx, x, w, out):
         def emit(context, b, signature, args):
-            x, w, out = (_pointer(b, p, I8) for p in args)
+            x, w, out = (pointer(b, p, I8) for p in args)
             _void(b, "llvm.x86.tilezero", [c])
             _void(b, "llvm.x86.tileloadd64", [a, x, ir.Constant(I64, 32)])
             _void(b, "llvm.x86.tileloadd64", [w8, w, ir.Constant(I64, 64)])

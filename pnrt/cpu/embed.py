@@ -8,7 +8,7 @@ import numpy as np
 
 from pnrt.cpu.codec import FLOATS, ROWS
 from pnrt.cpu.elementwise import share
-from pnrt.cpu.pack import LANES, aligned, layout, pack_kernel, walk
+from pnrt.cpu.pack import aligned, layout, pack_kernel
 from pnrt.cpu.simd import (
     bits_float,
     f32_at,
@@ -19,6 +19,7 @@ from pnrt.cpu.simd import (
     u16_at,
 )
 from pnrt.cpu.unpack import unpack_kernel
+from pnrt.cpu.walk import LANES, places_of, walk
 from pnrt.formats import FORMATS
 from pnrt.jit import Call, Kernel, inline, kernel, words
 from pnrt.native import call
@@ -89,7 +90,8 @@ def lookup(
     if name in FLOATS:
         return Call(_float_kernel(name), words(*arguments), tuple(arguments), False)
     one, unit = layout(name, 1, K), FORMATS[name].unit
-    steps, planes = walk(one.units), (*one.planes, 0, 0, 0, 0)[:4]
+    steps, places = walk(one.units), places_of(one.units)
+    planes = (*one.planes, 0, 0, 0, 0)[:4]
     # of each thread: both argument blocks, the panel, its weights
     panel, weights = 256, 256 + one.stride
     size = -(-(weights + one.units * unit * ROWS * 4) // 64) * 64
@@ -97,13 +99,14 @@ def lookup(
     for own in scratch.reshape(threads, size):
         packed = own[panel:]
         pack_words = words(
-            rows, rows.shape[1], 1, K, packed, one.stride, one.units, *planes, 1, steps, len(steps)
+            rows, rows.shape[1], 1, K, packed, one.stride, one.units, *planes, 1, places
         )
         unpack_words = words(packed, one.stride, one.units, steps, len(steps), *planes)
         own[: pack_words.nbytes] = pack_words.view(np.uint8)
         own[128 : 128 + unpack_words.nbytes] = unpack_words.view(np.uint8)
     arguments += [
         one.units, unit, steps, len(steps), 0, 0, scratch, scratch[128:], scratch[weights:], size,
+        places,
     ]  # fmt: skip
     calls = ((11, pack_kernel(name)), (12, unpack_kernel(name, "f32")))
     return Call(_block_kernel, words(*arguments), tuple(arguments), False, calls)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from pnrt.cpu import dots, simd
+from pnrt.cpu import dots
 from pnrt.cpu.activations import SUMS, TILE, Activations
-from pnrt.cpu.codec import CODECS, FLOATS, ROWS, SPLITS, groups_of
-from pnrt.cpu.layout import WORDS
-from pnrt.cpu.pack import LANES, Weight, aligned, walk
+from pnrt.cpu.codec import FLOATS, ROWS
+from pnrt.cpu.matvec import one_kernel
+from pnrt.cpu.pack import Weight, aligned
 from pnrt.cpu.simd import (
     add,
     add_i,
@@ -34,11 +34,12 @@ from pnrt.cpu.simd import (
     shift_left,
     to_f32,
 )
+from pnrt.cpu.tiles import tiles
 from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
+from pnrt.cpu.walk import LANES, draw, make_finish, walk
 from pnrt.formats import FORMATS
-from pnrt.formats.fp8 import INTEGERS
-from pnrt.jit import Call, Kernel, cpu_features, inline, kernel, words
-from pnrt.native import call, fetch_add, write_now
+from pnrt.jit import Call, Kernel, inline, kernel, words
+from pnrt.native import call
 
 # bytes per thread: partial sums, six tiles of vectors; and the products of tile registers
 PARTIAL = 6 * TILE * 64
@@ -46,200 +47,6 @@ PRODUCTS = 6 * 1024
 # unpacked panels of one thread: about what the second-level cache holds beside the activations
 UNPACKED = 1 << 20
 _left7, _left14 = shift_left(7), shift_left(14)
-
-
-def make_walk(count: int, load: Callable, store: Callable, zeros: Callable) -> Callable:
-    """product(unit, ...) is folded over the lanes; returns finish(acc, sums, stack) for one lane.
-
-    The last lane's sum ends on the bottom of the stack.
-    """
-    size = count * 64
-
-    @inline
-    def finish(acc, merges, stack):
-        for _ in range(merges):
-            stack -= size
-            acc = add(load(stack, 64), acc)
-        store(stack, 64, acc)
-        return stack + size
-
-    return finish
-
-
-def _digits_of_fp8() -> tuple[list[int], ...]:
-    n = INTEGERS[:128]
-    return [int(v) for v in n & 127], [int(v) for v in n >> 7 & 127], [int(v) for v in n >> 14]
-
-
-def _dot_one(name: str):
-    """dot(w, x, s, which) for halves 0 and 1 of a packed block or both (2): exact int32 sums."""
-    codec = CODECS[name]
-    splat = simd.splat_i32
-    if codec.fp8:
-        return _dot_fp8(splat)
-    groups, zero = groups_of(codec)
-    dot = dots.dot4_wide if zero == 128 else dots.dot4
-    shift = shift_left(max(zero, 1).bit_length() - 1)
-    nothing = simd.bits(0)
-
-    @inline
-    def start(s, which):
-        # negated sum times the zero point
-        return shift(splat(s + 4 * which)) if zero else nothing()
-
-    @inline
-    def half(acc, a, b, c, d, x):
-        acc = dot(acc, a, splat(x))
-        acc = dot(acc, b, splat(x + 4))
-        acc = dot(acc, c, splat(x + 8))
-        return dot(acc, d, splat(x + 12))
-
-    @inline
-    def whole(w, x, s):
-        g = groups(w)
-        total = half(start(s, 2), g[0], g[1], g[2], g[3], x)
-        return half(total, g[4], g[5], g[6], g[7], x + 16)
-
-    @inline
-    def parts(w, x, s):
-        g = groups(w)
-        low = half(start(s, 0), g[0], g[1], g[2], g[3], x)
-        return low, half(start(s, 1), g[4], g[5], g[6], g[7], x + 16)
-
-    return whole, parts
-
-
-def _dot_fp8(splat):
-    if "avx512vbmi" not in cpu_features() or "avx512vnni" not in cpu_features():
-        # rarely met: sums of exact integers made from the floats
-        @inline
-        def whole(w, x, s):
-            total = simd.bits(0)()
-            for g in range(8):
-                total = dots.dot_fp8(total, load_i32(w + 64 * g), splat(x + 4 * g))
-            return total
-
-        return whole, None
-    low, middle, high = (dots.lookup128(digits) for digits in _digits_of_fp8())
-    bias, dot = dots.add_bytes(128), dots.dot4
-
-    @inline
-    def whole(w, x, s):
-        a = b = c = _left7(splat(s + 8))
-        for g in range(8):
-            v, q = load_i32(w + 64 * g), splat(x + 4 * g)
-            a, b, c = (
-                dot(a, bias(low(v)), q),
-                dot(b, bias(middle(v)), q),
-                dot(c, bias(high(v)), q),
-            )
-        return add_i(a, add_i(_left7(b), _left14(c)))
-
-    return whole, None
-
-
-def _one_unit(name: str):
-    """unit(acc, w, p0, p1, p2, p3, u, x, d, s): one unit of the product with one token."""
-    codec, split = CODECS[name], SPLITS[name]
-    whole, parts = _dot_one(name)
-    at, offset, size = codec.scales.at, codec.scales.offset, WORDS[codec.layout] * 64
-    scale, splat = simd.splat_f32, simd.splat_i32
-
-    if split == 80:
-
-        @inline
-        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
-            x, d, s = x + 160 * u, d + 20 * u, s + 60 * u
-            d0, _ = at(p0, p1, p2, p3, 160 * u)
-            d1, _ = at(p0, p1, p2, p3, 160 * u + 80)
-            acc = fma(to_f32(whole(w, x, s)), mul(d0, scale(d)), acc)
-            acc = fma(to_f32(whole(w + size, x + 32, s + 12)), mul(d0, scale(d + 4)), acc)
-            # the weight scale changes in the middle of the third activation block
-            low, high = parts(w + 2 * size, x + 64, s + 24)
-            acc = fma(to_f32(low), mul(d0, scale(d + 8)), acc)
-            acc = fma(to_f32(high), mul(d1, scale(d + 8)), acc)
-            total = whole(w + 3 * size, x + 96, s + 36)
-            acc = fma(to_f32(total), mul(d1, scale(d + 12)), acc)
-            total = whole(w + 4 * size, x + 128, s + 48)
-            return fma(to_f32(total), mul(d1, scale(d + 16)), acc)
-
-    elif split == 16:
-
-        @inline
-        def segment(acc, total, dw, m, dx, s):
-            acc = fma(to_f32(total), mul(dw, dx), acc)
-            if offset:
-                acc = fma(to_f32(splat(s)), mul(m, dx), acc)
-            return acc
-
-        @inline
-        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
-            x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
-            low, high = parts(w, x, s)
-            dw, m = at(p0, p1, p2, p3, 32 * u)
-            acc = segment(acc, low, dw, m, dx, s)
-            dw, m = at(p0, p1, p2, p3, 32 * u + 16)
-            return segment(acc, high, dw, m, dx, s + 4)
-
-    else:
-
-        @inline
-        def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
-            x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
-            dw, m = at(p0, p1, p2, p3, 32 * u)
-            acc = fma(to_f32(whole(w, x, s)), mul(dw, dx), acc)
-            if offset:
-                acc = fma(to_f32(splat(s + 8)), mul(m, dx), acc)
-            return acc
-
-    return unit
-
-
-@inline
-def _draw(ticket, items, threads):
-    """The next of `items`, handed out once; the last thread to come away empty starts anew."""
-    item = fetch_add(ticket)
-    if item == items + threads - 1:
-        write_now(ticket, 0)
-    return item
-
-
-def _one_kernel(name: str) -> Kernel:
-    unit = _one_unit(name)
-    nbytes = FORMATS[name].unit // 32 * WORDS[CODECS[name].layout] * 64
-    load = inline(lambda p, stride: load_f32(p))
-    store = inline(lambda p, stride, v: simd.store_f32(p, v))
-    finish = make_walk(1, load, store, simd.zero)
-
-    def matmul(a, thread, threads):
-        data, stride, panels = read_i64(a), read_i64(a + 8), read_i64(a + 16)
-        units, steps, lanes = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40)
-        q0, q1 = read_i64(a + 48), read_i64(a + 56)
-        q2, q3 = read_i64(a + 64), read_i64(a + 72)
-        x, d, s = read_i64(a + 80), read_i64(a + 88), read_i64(a + 96)
-        y, ticket, each = read_i64(a + 120), read_i64(a + 144), read_i64(a + 152)
-        bottom = read_i64(a + 168) + thread * read_i64(a + 176)
-        items = (panels + each - 1) // each
-        item = _draw(ticket, items, threads)
-        while item < items:
-            for panel in range(item * each, min(panels, (item + 1) * each)):
-                w = data + panel * stride
-                p0, p1, p2, p3 = w + q0, w + q1, w + q2, w + q3
-                stack = bottom
-                for i in range(lanes):
-                    acc = simd.zero()
-                    for u in range(read_i64(steps + 16 * i), units, LANES):
-                        acc = unit(acc, w, p0, p1, p2, p3, u, x, d, s)
-                        w += nbytes
-                    stack = finish(acc, read_i64(steps + 16 * i + 8), stack)
-                total = load_f32(bottom)
-                if units < LANES:
-                    # the lanes left out are +0.0
-                    total = add(total, simd.zero())
-                simd.store_f32(y + panel * 64, total)
-            item = _draw(ticket, items, threads)
-
-    return kernel(matmul, name=f"matmul_{name}_q8_0_1")
 
 
 def _tile_dot(tile, tier: str):
@@ -363,9 +170,9 @@ def _tile_kernel(
     nbytes: of a unit as unpacked; x_block: activation bytes per block and token; registers:
     whether the unit uses AMX.
     """
-    tile = simd.tiles(count)
+    tile = tiles(count)
     zeros, load, store = tile.zeros, tile.load, tile.store
-    finish = make_walk(count, load, store, zeros)
+    finish = make_finish(count, load, store)
     tiles_on = dots.tiles_on if registers else inline(lambda config: None)
     tiles_off = dots.tiles_off if registers else inline(lambda: None)
 
@@ -385,7 +192,7 @@ def _tile_kernel(
         items = (panels + each - 1) // each
         x_tile = x_blocks * count
         tiles_on(read_i64(a + 200))
-        item = _draw(ticket, items, threads)
+        item = draw(ticket, items, threads)
         while item < items:
             stop = min(panels, (item + 1) * each)
             if unpacked:
@@ -408,7 +215,7 @@ def _tile_kernel(
                         # the lanes left out are +0.0
                         total = add(total, zeros())
                     store(y + t * count * width * 4 + panel * 64, width * 4, total)
-            item = _draw(ticket, items, threads)
+            item = draw(ticket, items, threads)
         tiles_off()
 
     return kernel(matmul, name=f"matmul_{kind}_{count}")
@@ -434,13 +241,13 @@ def matmul_kernel(name: str, activations: str, count: int) -> Kernel:
 
 
 def _make_kernel(which: str | Record, count: int = 1, blocks: int = 0) -> Kernel:
-    tile, tier = simd.tiles(count), dots.dot_tier()
+    tile, tier = tiles(count), dots.dot_tier()
     if isinstance(which, Record):
         unit = _tile_unit(which, tile, tier)
         nbytes = which.blocks * which.nbytes
         return _tile_kernel(f"{which.name}_{tier}", unit, nbytes, count, 32, tier == "amx")
     if not blocks:
-        return _one_kernel(which)
+        return one_kernel(which)
     nbytes = 32 * ROWS * FLOATS[which]
     unit = _float_unit(which, tile)
     if blocks > 1:

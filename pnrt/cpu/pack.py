@@ -14,11 +14,11 @@ import numpy as np
 
 from pnrt.cpu.codec import CODECS, FLOATS, ROWS
 from pnrt.cpu.layout import WORDS, WRITERS
-from pnrt.cpu.simd import read_i64, u8_at, u16_at, u32_at
+from pnrt.cpu.simd import i64_at, read_i64, u8_at, u16_at, u32_at
+from pnrt.cpu.walk import places_of
 from pnrt.formats import FORMATS
 from pnrt.jit import Kernel, inline, kernel, run
 
-LANES = 32
 # bytes of a file that are packed at a time, and mapped at most
 SLICE = 1 << 25
 
@@ -44,29 +44,6 @@ class Weight(NamedTuple):
         return self.data.nbytes
 
 
-def walk(units: int) -> np.ndarray:
-    """The contract's order: [lanes used, 2] int64 of a lane and the sums to add when it ends.
-
-    Lanes come in bit-reversed order, and a lane's end completes that many nodes of the butterfly.
-    Lanes without units are left out: they would add +0.0.
-    """
-    steps: list[list[int]] = []
-
-    def node(first: int, stride: int) -> bool:
-        if first >= units:
-            return False
-        if stride == LANES:
-            steps.append([first, 0])
-        else:
-            node(first, 2 * stride)
-            if node(first + stride, 2 * stride):
-                steps[-1][1] += 1
-        return True
-
-    node(0, 1)
-    return np.array(steps, np.int64)
-
-
 def _plane(plane) -> Callable:
     read, wide = plane.read, plane.size == 2
 
@@ -88,6 +65,7 @@ def _pack_kernel(name: str) -> Kernel:
     codec, form = CODECS[name], FORMATS[name]
     codes, write, words = codec.codes, WRITERS[codec.layout], WORDS[codec.layout]
     zero, unit, tail = np.uint8(codec.zero), form.unit, 64 * min(4, words)
+    nbytes = unit // 32 * words * 64
     planes = [(_plane(plane), plane.per) for plane in codec.scales.planes]
     nothing = inline(lambda rows, row_bytes, N, groups, out: None)
     planes += [(nothing, 256)] * (4 - len(planes))
@@ -96,25 +74,25 @@ def _pack_kernel(name: str) -> Kernel:
     def packer(a, thread, threads):
         rows, row_bytes, N, K = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
         data, stride, units = read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)
-        panels, steps, lanes = read_i64(a + 88), read_i64(a + 96), read_i64(a + 104)
-        c = np.empty(unit, np.uint8)
-        c32 = c.ctypes.data
+        panels, places = read_i64(a + 88), i64_at(read_i64(a + 96))
+        codes_of_unit = np.empty(unit, np.uint8)
+        c = codes_of_unit.ctypes.data
         for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
-            base = out = data + panel * stride
+            base = data + panel * stride
             row, inside = rows + panel * ROWS * row_bytes, min(ROWS, N - panel * ROWS)
-            for i in range(lanes):
-                for u in range(read_i64(steps + 16 * i), units, LANES):
-                    for r in range(ROWS):
-                        n = min(unit, K - u * unit) if r < inside else 0
-                        if n < unit:
-                            for k in range(unit):
-                                c[k] = zero
-                        if n > 0:
-                            codes(row + r * row_bytes, u, n, c)
-                        for block in range(unit // 32):
-                            at = out + block * words * 64 + r * 4
-                            write(u32_at(c32 + block * 32), u32_at(at), u32_at(at + tail))
-                    out += unit // 32 * words * 64
+            # ascending, so that rows are read straight through
+            for u in range(units):
+                out = base + places[u] * nbytes
+                for r in range(ROWS):
+                    n = min(unit, K - u * unit) if r < inside else 0
+                    if n < unit:
+                        for k in range(unit):
+                            codes_of_unit[k] = zero
+                    if n > 0:
+                        codes(row + r * row_bytes, u, n, c)
+                    for block in range(unit // 32):
+                        at = out + block * words * 64 + r * 4
+                        write(u32_at(c + block * 32), u32_at(at), u32_at(at + tail))
             plane0(row, row_bytes, inside, (K + per0 - 1) // per0, base + read_i64(a + 56))
             plane1(row, row_bytes, inside, (K + per1 - 1) // per1, base + read_i64(a + 64))
             plane2(row, row_bytes, inside, (K + per2 - 1) // per2, base + read_i64(a + 72))
@@ -129,17 +107,14 @@ def _transpose_kernel(size: int) -> Kernel:
     def packer(a, thread, threads):
         rows, row_bytes, N, K = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
         data, stride, units = read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)
-        panels, steps, lanes = read_i64(a + 88), read_i64(a + 96), read_i64(a + 104)
+        panels, places = read_i64(a + 88), i64_at(read_i64(a + 96))
         for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
-            out = data + panel * stride
-            for i in range(lanes):
-                for u in range(read_i64(steps + 16 * i), units, LANES):
-                    target = at(out)
-                    for r in range(min(ROWS, N - panel * ROWS)):
-                        source = at(rows + (panel * ROWS + r) * row_bytes + 32 * u * size)
-                        for k in range(min(32, K - 32 * u)):
-                            target[k * ROWS + r] = source[k]
-                    out += 32 * ROWS * size
+            for u in range(units):
+                target = at(data + panel * stride + places[u] * 32 * ROWS * size)
+                for r in range(min(ROWS, N - panel * ROWS)):
+                    source = at(rows + (panel * ROWS + r) * row_bytes + 32 * u * size)
+                    for k in range(min(32, K - 32 * u)):
+                        target[k * ROWS + r] = source[k]
 
     return kernel(packer, name=f"pack_float{size}")
 
@@ -194,7 +169,7 @@ def pack(
     Returns: Weight with 64-byte aligned data.
     """
     weight = layout(name, len(rows), K)
-    data, steps = aligned(weight.panels * weight.stride), walk(weight.units)
+    data, places = aligned(weight.panels * weight.stride), places_of(weight.units)
     planes = (*weight.planes, 0, 0, 0, 0)[:4]
     step = max(1, SLICE // (ROWS * rows.shape[1])) * ROWS
     for first in range(0, len(rows), step):
@@ -206,6 +181,6 @@ def pack(
         part, out = np.ascontiguousarray(part), data[first // ROWS * weight.stride :]
         run(
             pack_kernel(name), part, part.shape[1], len(part), K, out, weight.stride,
-            weight.units, *planes, -(-len(part) // ROWS), steps, len(steps), threads=threads,
+            weight.units, *planes, -(-len(part) // ROWS), places, threads=threads,
         )  # fmt: skip
     return weight._replace(data=data)

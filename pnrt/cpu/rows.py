@@ -1,6 +1,6 @@
 """Codes and small scales straight from the bytes of a row, one function per way to keep them.
 
-codes(row, u, n, c) writes the first n codes of unit u of the row at an address into bytes c;
+codes(row, u, n, c) writes the first n codes of unit u of the row at an address into the bytes at c;
 scale(row, index) gives the integer of a group, counted along the row.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.cpu.simd import i8_at, read_i32, read_u8, read_u16, u8_at
+from pnrt.cpu.simd import i8_at, read_i32, read_u8, read_u16, u8_at, u16_at, u64_at
 from pnrt.formats.fp8 import e4m3_magnitude
 from pnrt.jit import inline
 
@@ -20,10 +20,11 @@ def nibbles(nbytes: int, offset: int, runs: int = 1):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         q = u8_at(row + u // runs * nbytes + offset + u % runs * 16)
         for j in range(16):
-            c[j] = q[j] & 15
-            c[j + 16] = q[j] >> 4
+            out[j] = q[j] & 15
+            out[j + 16] = q[j] >> 4
 
     return codes
 
@@ -33,11 +34,14 @@ def fives(nbytes: int, offset: int):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         block = row + u * nbytes + offset
         high, q = np.uint32(read_i32(block)), u8_at(block + 4)
         for j in range(16):
-            c[j] = (q[j] & 15) | (((high >> np.uint32(j)) & np.uint32(1)) << np.uint32(4))
-            c[j + 16] = (q[j] >> 4) | (((high >> np.uint32(j + 16)) & np.uint32(1)) << np.uint32(4))
+            out[j] = (q[j] & 15) | (((high >> np.uint32(j)) & np.uint32(1)) << np.uint32(4))
+            out[j + 16] = (q[j] >> 4) | (
+                ((high >> np.uint32(j + 16)) & np.uint32(1)) << np.uint32(4)
+            )
 
     return codes
 
@@ -47,9 +51,10 @@ def bytes_codes(nbytes: int, offset: int, flip: int = 0, runs: int = 1):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         q = u8_at(row + u // runs * nbytes + offset + u % runs * 32)
         for j in range(32):
-            c[j] = q[j] ^ flip
+            out[j] = q[j] ^ flip
 
     return codes
 
@@ -59,26 +64,49 @@ def planes(nbytes: int, offset: int):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         r = u & 7
         q, shift = u8_at(row + (u >> 3) * nbytes + offset + (r >> 2) * 32), 2 * (r & 3)
         for j in range(32):
-            c[j] = (q[j] >> shift) & 3
+            out[j] = (q[j] >> shift) & 3
 
     return codes
+
+
+@inline
+def _word(at):
+    # the halves of a word are aligned to 2 bytes only
+    return np.uint64(read_u16(at)) | (np.uint64(read_u16(at + 2)) << np.uint64(16))
+
+
+@inline
+def _threes(half):
+    # four codes of 3 bits to bytes 0, 2, 4, 6
+    a, b = half & np.uint64(0x7), (half & np.uint64(0x38)) << np.uint64(13)
+    c, d = (half & np.uint64(0x1C0)) << np.uint64(26), (half & np.uint64(0xE00)) << np.uint64(39)
+    return a | b | c | d
 
 
 @inline
 def pn3t_codes(row, u, n, c):
     """Ten codes of three bits per word: element t in half t mod 2, pair t // 2."""
     for block in range(2 if n == 160 else 1):
-        words = row + (2 * u + block) * 34 + 2
+        words, out = row + (2 * u + block) * 34 + 2, c + 80 * block
         for w in range(8):
-            word = np.uint32(read_u16(words + 4 * w)) | (
-                np.uint32(read_u16(words + 4 * w + 2)) << np.uint32(16)
-            )
-            for t in range(10):
-                shift = np.uint32(16 * (t & 1) + 3 * (t >> 1))
-                c[80 * block + 10 * w + t] = (word >> shift) & np.uint32(7)
+            word = _word(words + 4 * w)
+            high = word >> np.uint64(16)
+            u64_at(out + 10 * w)[0] = _threes(word) | (_threes(high) << np.uint64(8))
+            last = (word >> np.uint64(12)) & np.uint64(7)
+            last |= ((high >> np.uint64(12)) & np.uint64(7)) << np.uint64(8)
+            u16_at(out + 10 * w + 8)[0] = np.uint16(last)
+
+
+@inline
+def _fours(half):
+    # four codes of 4 bits to bytes 0, 2, 4, 6
+    a, b = half & np.uint64(0xF), (half & np.uint64(0xF0)) << np.uint64(12)
+    c, d = (half & np.uint64(0xF00)) << np.uint64(24), (half & np.uint64(0xF000)) << np.uint64(36)
+    return a | b | c | d
 
 
 @inline
@@ -86,21 +114,19 @@ def pn4t_codes(row, u, n, c):
     """Eight codes of four bits per word: element t in half t mod 2, pair t // 2."""
     words = row + (u >> 1) * 34 + 2 + (u & 1) * 16
     for w in range(4):
-        word = np.uint32(read_u16(words + 4 * w)) | (
-            np.uint32(read_u16(words + 4 * w + 2)) << np.uint32(16)
-        )
-        for t in range(8):
-            shift = np.uint32(16 * (t & 1) + 4 * (t >> 1))
-            c[8 * w + t] = (word >> shift) & np.uint32(15)
+        word = _word(words + 4 * w)
+        codes = _fours(word) | (_fours(word >> np.uint64(16)) << np.uint64(8))
+        u64_at(c + 8 * w)[0] = codes
 
 
 @inline
 def q3_k_codes(row, u, n, c):
     """Two bits in planes, the third apart."""
+    out = u8_at(c)
     block, r = row + (u >> 3) * 110, u & 7
     high, q, shift = u8_at(block), u8_at(block + 32 + (r >> 2) * 32), 2 * (r & 3)
     for j in range(32):
-        c[j] = ((q[j] >> shift) & 3) | (((high[j] >> r) & 1) << 2)
+        out[j] = ((q[j] >> shift) & 3) | (((high[j] >> r) & 1) << 2)
 
 
 def runs(nbytes: int, offset: int, high: int | None = None):
@@ -110,14 +136,15 @@ def runs(nbytes: int, offset: int, high: int | None = None):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         block, r = row + (u >> 3) * nbytes, u & 7
         q, shift = u8_at(block + offset + (r >> 1) * 32), 4 * (r & 1)
         for j in range(32):
-            c[j] = (q[j] >> shift) & 15
+            out[j] = (q[j] >> shift) & 15
         if fifth:
             h = u8_at(block + behind)
             for j in range(32):
-                c[j] |= ((h[j] >> r) & 1) << 4
+                out[j] |= ((h[j] >> r) & 1) << 4
 
     return codes
 
@@ -125,11 +152,12 @@ def runs(nbytes: int, offset: int, high: int | None = None):
 @inline
 def q6_k_codes(row, u, n, c):
     """Low nibbles in runs of 64, high pairs in planes."""
+    out = u8_at(c)
     block, r = row + (u >> 3) * 210, u & 7
     low, shift = u8_at(block + (r >> 2) * 64 + (r & 1) * 32), 4 * ((r >> 1) & 1)
     high, up = u8_at(block + 128 + (r >> 2) * 32), 2 * (r & 3)
     for j in range(32):
-        c[j] = ((low[j] >> shift) & 15) | (((high[j] >> up) & 3) << 4)
+        out[j] = ((low[j] >> shift) & 15) | (((high[j] >> up) & 3) << 4)
 
 
 @inline
@@ -140,34 +168,36 @@ def _digit(byte, power):
 @inline
 def tq1_codes(row, u, n, c):
     """Digits of base 3: 32 bytes of five, 16 bytes of five, 4 bytes of four."""
+    out = u8_at(c)
     block, r = row + (u >> 3) * 54, u & 7
     powers = (1, 3, 9, 27, 81)
     if r < 5:
         q = u8_at(block)
         for j in range(32):
-            c[j] = _digit(q[j], powers[r])
+            out[j] = _digit(q[j], powers[r])
     else:
         # 16 bytes of five digits, then 4 bytes of four
         q = u8_at(block + 32)
         for j in range(16):
-            c[j] = _digit(q[j], powers[2 * (r - 5)])
+            out[j] = _digit(q[j], powers[2 * (r - 5)])
         if r < 7:
             for j in range(16):
-                c[16 + j] = _digit(q[j], powers[2 * (r - 5) + 1])
+                out[16 + j] = _digit(q[j], powers[2 * (r - 5) + 1])
         else:
             q = u8_at(block + 48)
             for j in range(16):
-                c[16 + j] = _digit(q[j & 3], powers[j >> 2])
+                out[16 + j] = _digit(q[j & 3], powers[j >> 2])
 
 
 @inline
 def nvfp4_codes(row, u, n, c):
     """Groups of 16: eight low nibbles, then the same bytes' high ones."""
+    out = u8_at(c)
     q = u8_at(row + (u >> 1) * 36 + 4 + (u & 1) * 16)
     for h in range(2):
         for j in range(8):
-            c[16 * h + j] = q[8 * h + j] & 15
-            c[16 * h + 8 + j] = q[8 * h + j] >> 4
+            out[16 * h + j] = q[8 * h + j] & 15
+            out[16 * h + 8 + j] = q[8 * h + j] >> 4
 
 
 def pairs(values: tuple[int, int, int, int]):
@@ -176,9 +206,10 @@ def pairs(values: tuple[int, int, int, int]):
 
     @inline
     def codes(row, u, n, c):
+        out = u8_at(c)
         q = u8_at(row + u * 8)
         for j in range(n):
-            c[j] = table[(q[j >> 2] >> (2 * (j & 3))) & 3]
+            out[j] = table[(q[j >> 2] >> (2 * (j & 3))) & 3]
 
     return codes
 

@@ -4,29 +4,34 @@ A kernel handles memory as int64 addresses and data as vectors of 16 lanes (i32x
 whatever the CPU: LLVM splits a vector where registers are narrower. A *tile* is T vectors, one per
 token; an operation on tiles and vectors is done token by token, so one kernel source serves one
 token and many.
-Products of bytes are in dots.py; of what is here only the fp16 conversions depend on the
-instruction set, and their results do not.
+Products of bytes are in dots.py.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
-from pnrt.jit import cpu_features
-
-LANES = 16
-I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
-HALF, FLOAT = ir.HalfType(), ir.FloatType()
-
-
-def _vector(element, n=LANES):
-    return ir.VectorType(element, n)
+from pnrt.cpu.emit import (
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    call_named,
+    constant,
+    float_to_half,
+    half_to_float,
+    load_vector,
+    part,
+    pointer,
+    splat,
+    store_vector,
+    vector,
+)  # fmt: skip
 
 
 class Vec(types.Type):
@@ -55,95 +60,7 @@ class VectorModel(PrimitiveModel):
         super().__init__(manager, fe_type, fe_type.llvm)
 
 
-i32x16, f32x16 = Vec("i32x16", _vector(I32)), Vec("f32x16", _vector(FLOAT))
-
-
-def _const(vector, value):
-    return ir.Constant(vector, [value] * vector.count)
-
-
-def _pointer(b, address, llvm):
-    return b.inttoptr(address, llvm.as_pointer())
-
-
-def load_vector(b, address, llvm, align):
-    """Emit a load of an LLVM type at an address."""
-    value = b.load(_pointer(b, address, llvm))
-    value.align = align
-    return value
-
-
-def _store(b, value, address, align):
-    b.store(value, _pointer(b, address, value.type)).align = align
-
-
-def _splat(b, scalar, n=LANES):
-    one = b.insert_element(
-        ir.Constant(_vector(scalar.type, n), ir.Undefined), scalar, ir.Constant(I32, 0)
-    )
-    return b.shuffle_vector(one, one, _const(_vector(I32, n), 0))
-
-
-def _call(b, name, result, args):
-    function_type = ir.FunctionType(result, [a.type for a in args])
-    return b.call(cgutils.get_or_insert_function(b.module, function_type, name), args)
-
-
-def _slice(b, v, start, n):
-    return b.shuffle_vector(v, v, ir.Constant(_vector(I32, n), list(range(start, start + n))))
-
-
-def _join(b, low, high):
-    n = low.type.count
-    return b.shuffle_vector(low, high, ir.Constant(_vector(I32, 2 * n), list(range(2 * n))))
-
-
-def halves(b, emit, *vectors):
-    """Emit an operation on 512-bit vectors as two 256-bit ones."""
-    n = [v.type.count // 2 for v in vectors]
-    low = emit(*(_slice(b, v, 0, k) for v, k in zip(vectors, n, strict=True)))
-    high = emit(*(_slice(b, v, k, k) for v, k in zip(vectors, n, strict=True)))
-    return _join(b, low, high)
-
-
-def _half_to_float(b, h):
-    """[16] i16 bit patterns -> float32, exact."""
-    if "f16c" in cpu_features():
-        return b.fpext(b.bitcast(h, _vector(HALF)), _vector(FLOAT))
-    w = b.zext(h, _vector(I32))
-    c = lambda value: _const(w.type, value)  # noqa: E731
-    sign = b.shl(b.and_(w, c(0x8000)), c(16))
-    body = b.and_(w, c(0x7FFF))
-    # bits of a half moved into a float's place are 2^-112 of its value, subnormals included
-    scaled = b.fmul(b.bitcast(b.shl(body, c(13)), _vector(FLOAT)), _const(_vector(FLOAT), 2.0**112))
-    special = b.or_(b.shl(body, c(13)), c(0x7F800000))
-    is_special = b.icmp_unsigned(">=", body, c(0x7C00))
-    return b.bitcast(
-        b.or_(sign, b.select(is_special, special, b.bitcast(scaled, w.type))), _vector(FLOAT)
-    )
-
-
-def _float_to_half(b, x):
-    """[16] float32 -> i16 bit patterns, to nearest even, subnormals and infinities included."""
-    if "f16c" in cpu_features():
-        return b.bitcast(b.fptrunc(x, _vector(HALF)), _vector(I16))
-    ints, floats = _vector(I32), _vector(FLOAT)
-    c = lambda value: _const(ints, value)  # noqa: E731
-    bits = b.bitcast(x, ints)
-    sign = b.and_(b.lshr(bits, c(16)), c(0x8000))
-    body = b.and_(bits, c(0x7FFFFFFF))
-    # normal halves: rebias the exponent and round the 13 dropped bits to even
-    odd = b.and_(b.lshr(body, c(13)), c(1))
-    normal = b.lshr(b.add(b.add(body, c(0xFFF - (112 << 23))), odd), c(13))
-    # subnormal halves: adding 0.5 leaves the value's multiple of 2^-24 in the low bits
-    tiny = b.sub(
-        b.bitcast(b.fadd(b.bitcast(body, floats), _const(floats, 0.5)), ints), c(0x3F000000)
-    )
-    half = b.select(b.icmp_unsigned("<", body, c(113 << 23)), tiny, normal)
-    half = b.select(b.icmp_unsigned(">=", body, c(0x477FF000)), c(0x7C00), half)
-    nan = b.or_(c(0x7E00), b.and_(b.lshr(body, c(13)), c(0x3FF)))
-    half = b.select(b.icmp_unsigned(">", body, c(0x7F800000)), nan, half)
-    return b.trunc(b.or_(sign, half), _vector(I16))
+i32x16, f32x16 = Vec("i32x16", vector(I32)), Vec("f32x16", vector(FLOAT))
 
 
 def _reader(result, emit):
@@ -157,19 +74,19 @@ def _reader(result, emit):
 
 load_i32 = _reader(i32x16, lambda b, p: load_vector(b, p, i32x16.llvm, 4))
 load_f32 = _reader(f32x16, lambda b, p: load_vector(b, p, f32x16.llvm, 4))
-load_half = _reader(f32x16, lambda b, p: _half_to_float(b, load_vector(b, p, _vector(I16), 2)))
+load_half = _reader(f32x16, lambda b, p: half_to_float(b, load_vector(b, p, vector(I16), 2)))
 load_bf16 = _reader(
     f32x16,
     lambda b, p: b.bitcast(
-        b.shl(b.zext(load_vector(b, p, _vector(I16), 2), _vector(I32)), _const(_vector(I32), 16)),
-        _vector(FLOAT),
+        b.shl(b.zext(load_vector(b, p, vector(I16), 2), vector(I32)), constant(vector(I32), 16)),
+        vector(FLOAT),
     ),
 )
-load_i16 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, _vector(I16), 2), _vector(I32)))
-load_u8 = _reader(i32x16, lambda b, p: b.zext(load_vector(b, p, _vector(I8), 1), _vector(I32)))
-load_i8 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, _vector(I8), 1), _vector(I32)))
-splat_i32 = _reader(i32x16, lambda b, p: _splat(b, load_vector(b, p, I32, 4)))
-splat_f32 = _reader(f32x16, lambda b, p: _splat(b, load_vector(b, p, FLOAT, 4)))
+load_i16 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, vector(I16), 2), vector(I32)))
+load_u8 = _reader(i32x16, lambda b, p: b.zext(load_vector(b, p, vector(I8), 1), vector(I32)))
+load_i8 = _reader(i32x16, lambda b, p: b.sext(load_vector(b, p, vector(I8), 1), vector(I32)))
+splat_i32 = _reader(i32x16, lambda b, p: splat(b, load_vector(b, p, I32, 4)))
+splat_f32 = _reader(f32x16, lambda b, p: splat(b, load_vector(b, p, FLOAT, 4)))
 read_i64 = _reader(types.int64, lambda b, p: load_vector(b, p, I64, 8))
 read_i32 = _reader(types.int32, lambda b, p: load_vector(b, p, I32, 4))
 read_u8 = _reader(types.uint8, lambda b, p: load_vector(b, p, I8, 1))
@@ -183,10 +100,10 @@ def load_first(typingctx, address, n):
 
     def emit(context, b, signature, args):
         lanes = ir.Constant(i32x16.llvm, list(range(LANES)))
-        mask = b.icmp_signed("<", lanes, _splat(b, b.trunc(args[1], I32)))
-        pointer = _pointer(b, args[0], f32x16.llvm)
-        inputs = [pointer, ir.Constant(I32, 4), mask, _const(f32x16.llvm, 0.0)]
-        return _call(b, "llvm.masked.load.v16f32.p0", f32x16.llvm, inputs)
+        mask = b.icmp_signed("<", lanes, splat(b, b.trunc(args[1], I32)))
+        first = pointer(b, args[0], f32x16.llvm)
+        inputs = [first, ir.Constant(I32, 4), mask, constant(f32x16.llvm, 0.0)]
+        return call_named(b, "llvm.masked.load.v16f32.p0", f32x16.llvm, inputs)
 
     return f32x16(types.int64, types.int64), emit
 
@@ -197,9 +114,9 @@ def store_first(typingctx, address, n, value):
 
     def emit(context, b, signature, args):
         lanes = ir.Constant(i32x16.llvm, list(range(LANES)))
-        mask = b.icmp_signed("<", lanes, _splat(b, b.trunc(args[1], I32)))
-        inputs = [args[2], _pointer(b, args[0], f32x16.llvm), ir.Constant(I32, 4), mask]
-        _call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), inputs)
+        mask = b.icmp_signed("<", lanes, splat(b, b.trunc(args[1], I32)))
+        inputs = [args[2], pointer(b, args[0], f32x16.llvm), ir.Constant(I32, 4), mask]
+        call_named(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), inputs)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, f32x16), emit
@@ -211,7 +128,7 @@ def _writer(value_type, align, convert=lambda b, v: v):
         """Write a value at an int64 address."""
 
         def emit(context, b, signature, args):
-            _store(b, convert(b, args[1]), args[0], align)
+            store_vector(b, convert(b, args[1]), args[0], align)
             return context.get_dummy_value()
 
         return types.void(types.int64, value_type), emit
@@ -221,8 +138,8 @@ def _writer(value_type, align, convert=lambda b, v: v):
 
 store_f32 = _writer(f32x16, 4)
 store_i32 = _writer(i32x16, 4)
-store_half = _writer(f32x16, 2, _float_to_half)
-store_i8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, _vector(I8)))
+store_half = _writer(f32x16, 2, float_to_half)
+store_i8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, vector(I8)))
 write_f32 = _writer(types.float32, 4)
 write_i32 = _writer(types.int32, 4)
 write_u16 = _writer(types.uint16, 2)
@@ -232,13 +149,13 @@ write_u8 = _writer(types.uint8, 1)
 @intrinsic
 def set_f32(typingctx, value):
     """A float32 in every lane."""
-    return f32x16(types.float32), lambda context, b, signature, args: _splat(b, args[0])
+    return f32x16(types.float32), lambda context, b, signature, args: splat(b, args[0])
 
 
 @intrinsic
 def set_i32(typingctx, value):
     """An int32 in every lane."""
-    return i32x16(types.int32), lambda context, b, signature, args: _splat(b, args[0])
+    return i32x16(types.int32), lambda context, b, signature, args: splat(b, args[0])
 
 
 def _lift(result: Vec, emit):
@@ -265,7 +182,8 @@ def _lift(result: Vec, emit):
     return typed
 
 
-def _unary(result, emit):
+def unary(result, emit):
+    """An operation on a vector or tile."""
     typed = _lift(result, emit)
 
     @intrinsic
@@ -276,7 +194,8 @@ def _unary(result, emit):
     return op
 
 
-def _binary(result, emit):
+def binary(result, emit):
+    """An operation on two vectors, tiles or one of each."""
     typed = _lift(result, emit)
 
     @intrinsic
@@ -287,7 +206,8 @@ def _binary(result, emit):
     return op
 
 
-def _ternary(result, emit):
+def ternary(result, emit):
+    """An operation on three vectors, tiles or a mix."""
     typed = _lift(result, emit)
 
     @intrinsic
@@ -298,61 +218,61 @@ def _ternary(result, emit):
     return op
 
 
-and_ = _binary(i32x16, lambda b, x, y: b.and_(x, y))
-xor = _binary(i32x16, lambda b, x, y: b.xor(x, y))
-or_ = _binary(i32x16, lambda b, x, y: b.or_(x, y))
-add_i = _binary(i32x16, lambda b, x, y: b.add(x, y))
-sub_i = _binary(i32x16, lambda b, x, y: b.sub(x, y))
-larger_i = _binary(i32x16, lambda b, x, y: b.select(b.icmp_signed(">", y, x), y, x))
-add = _binary(f32x16, lambda b, x, y: b.fadd(x, y))
-sub = _binary(f32x16, lambda b, x, y: b.fsub(x, y))
-mul = _binary(f32x16, lambda b, x, y: b.fmul(x, y))
-div = _binary(f32x16, lambda b, x, y: b.fdiv(x, y))
-bits_f32 = _unary(f32x16, lambda b, x: b.bitcast(x, f32x16.llvm))
-fma = _ternary(f32x16, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", x.type, [x, y, z]))
-to_f32 = _unary(f32x16, lambda b, x: b.sitofp(x, f32x16.llvm))
-larger = _binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
+and_ = binary(i32x16, lambda b, x, y: b.and_(x, y))
+xor = binary(i32x16, lambda b, x, y: b.xor(x, y))
+or_ = binary(i32x16, lambda b, x, y: b.or_(x, y))
+add_i = binary(i32x16, lambda b, x, y: b.add(x, y))
+sub_i = binary(i32x16, lambda b, x, y: b.sub(x, y))
+larger_i = binary(i32x16, lambda b, x, y: b.select(b.icmp_signed(">", y, x), y, x))
+add = binary(f32x16, lambda b, x, y: b.fadd(x, y))
+sub = binary(f32x16, lambda b, x, y: b.fsub(x, y))
+mul = binary(f32x16, lambda b, x, y: b.fmul(x, y))
+div = binary(f32x16, lambda b, x, y: b.fdiv(x, y))
+bits_f32 = unary(f32x16, lambda b, x: b.bitcast(x, f32x16.llvm))
+fma = ternary(f32x16, lambda b, x, y, z: call_named(b, "llvm.fma.v16f32", x.type, [x, y, z]))
+to_f32 = unary(f32x16, lambda b, x: b.sitofp(x, f32x16.llvm))
+larger = binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
 
 
-truncate = _unary(i32x16, lambda b, x: b.fptosi(x, i32x16.llvm))
-absolute_bits = _unary(
-    i32x16, lambda b, x: b.and_(b.bitcast(x, i32x16.llvm), _const(i32x16.llvm, 0x7FFFFFFF))
+truncate = unary(i32x16, lambda b, x: b.fptosi(x, i32x16.llvm))
+absolute_bits = unary(
+    i32x16, lambda b, x: b.and_(b.bitcast(x, i32x16.llvm), constant(i32x16.llvm, 0x7FFFFFFF))
 )
 # 1 where x >= y, else 0
-at_least = _binary(i32x16, lambda b, x, y: b.zext(b.fcmp_ordered(">=", x, y), i32x16.llvm))
+at_least = binary(i32x16, lambda b, x, y: b.zext(b.fcmp_ordered(">=", x, y), i32x16.llvm))
 
 
 def bits(value: int):
     """A function that gives the vector with `value` in every lane."""
 
     @intrinsic
-    def constant(typingctx):
+    def same(typingctx):
         """The same 32 bits in every lane."""
         signed = value - (1 << 32) if value >= 1 << 31 else value
-        return i32x16(), lambda context, b, signature, args: _const(i32x16.llvm, signed)
+        return i32x16(), lambda context, b, signature, args: constant(i32x16.llvm, signed)
 
-    return constant
+    return same
 
 
 def shift_right(n: int):
     """A function that shifts every lane right by n bits, filling with zeros."""
-    return _unary(i32x16, lambda b, x: b.lshr(x, _const(x.type, n)))
+    return unary(i32x16, lambda b, x: b.lshr(x, constant(x.type, n)))
 
 
 def shift_left(n: int):
     """A function that shifts every lane left by n bits."""
-    return _unary(i32x16, lambda b, x: b.shl(x, _const(x.type, n)))
+    return unary(i32x16, lambda b, x: b.shl(x, constant(x.type, n)))
 
 
 def shift_signed(n: int):
     """A function that divides every lane by 2^n (exact multiples only)."""
-    return _unary(i32x16, lambda b, x: b.ashr(x, _const(x.type, n)))
+    return unary(i32x16, lambda b, x: b.ashr(x, constant(x.type, n)))
 
 
 @intrinsic
 def zero(typingctx):
     """+0.0 in every lane."""
-    return f32x16(), lambda context, b, signature, args: _const(f32x16.llvm, 0.0)
+    return f32x16(), lambda context, b, signature, args: constant(f32x16.llvm, 0.0)
 
 
 @intrinsic
@@ -362,7 +282,7 @@ def butterfly(typingctx, low, high):
     def emit(context, b, signature, args):
         v = b.fadd(*args)
         for s in (8, 4, 2, 1):
-            v = b.fadd(_slice(b, v, 0, s), _slice(b, v, s, s))
+            v = b.fadd(part(b, v, 0, s), part(b, v, s, s))
         return b.extract_element(v, ir.Constant(I32, 0))
 
     return types.float32(f32x16, f32x16), emit
@@ -373,19 +293,19 @@ def hadamard_step(h: int):
 
     def emit(b, v):
         lanes = range(LANES)
-        other = ir.Constant(_vector(I32), [i ^ h for i in lanes])
-        upper = ir.Constant(_vector(ir.IntType(1)), [bool(i & h) for i in lanes])
+        other = ir.Constant(vector(I32), [i ^ h for i in lanes])
+        upper = ir.Constant(vector(ir.IntType(1)), [bool(i & h) for i in lanes])
         partner = b.shuffle_vector(v, v, other)
         return b.select(upper, b.fsub(partner, v), b.fadd(v, partner))
 
-    return _unary(f32x16, emit)
+    return unary(f32x16, emit)
 
 
 def _fold_int(name):
     @intrinsic
     def fold(typingctx, v):
         """16 lanes folded into one int32, exact."""
-        return types.int32(i32x16), lambda c, b, s, a: _call(b, name, I32, a)
+        return types.int32(i32x16), lambda c, b, s, a: call_named(b, name, I32, a)
 
     return fold
 
@@ -401,7 +321,7 @@ def fold_max(typingctx, v):
     def emit(context, b, signature, args):
         (v,) = args
         for s in (8, 4, 2, 1):
-            low, high = _slice(b, v, 0, s), _slice(b, v, s, s)
+            low, high = part(b, v, 0, s), part(b, v, s, s)
             v = b.select(b.fcmp_ordered(">", high, low), high, low)
         return b.extract_element(v, ir.Constant(I32, 0))
 
@@ -413,7 +333,7 @@ def fma_scalar(typingctx, x, y, z):
     """x * y + z of float32 scalars, rounded once."""
 
     def emit(context, b, signature, args):
-        return _call(b, "llvm.fma.f32", FLOAT, args)
+        return call_named(b, "llvm.fma.f32", FLOAT, args)
 
     return types.float32(types.float32, types.float32, types.float32), emit
 
@@ -423,7 +343,7 @@ def half_bits(typingctx, x):
     """float32 -> uint16 bit pattern of the nearest fp16 (ties to even)."""
 
     def emit(context, b, signature, args):
-        half = _float_to_half(b, _splat(b, args[0]))
+        half = float_to_half(b, splat(b, args[0]))
         return b.extract_element(half, ir.Constant(I32, 0))
 
     return types.uint16(types.float32), emit
@@ -434,7 +354,7 @@ def half_value(typingctx, h):
     """uint16 bit pattern of an fp16 -> float32."""
 
     def emit(context, b, signature, args):
-        wide = _half_to_float(b, _splat(b, args[0]))
+        wide = half_to_float(b, splat(b, args[0]))
         return b.extract_element(wide, ir.Constant(I32, 0))
 
     return types.float32(types.uint16), emit
@@ -464,67 +384,7 @@ def _array(element):
     return array
 
 
-f32_at, i32_at, i64_at, u32_at, u16_at, u8_at, i8_at = (
+f32_at, i32_at, i64_at, u64_at, u32_at, u16_at, u8_at, i8_at = (
     _array(getattr(types, name))
-    for name in ("float32", "int32", "int64", "uint32", "uint16", "uint8", "int8")
+    for name in ("float32", "int32", "int64", "uint64", "uint32", "uint16", "uint8", "int8")
 )
-
-
-def tiles(count: int) -> SimpleNamespace:
-    """Memory operations of tiles of `count` tokens that lie `stride` bytes apart."""
-
-    def gather(vec, emit):
-        tile = Tile(vec, count)
-
-        @intrinsic
-        def read(typingctx, address, stride):
-            """One vector per token."""
-
-            def code(context, b, signature, args):
-                value = ir.Constant(tile.llvm, ir.Undefined)
-                for t in range(count):
-                    at = b.add(args[0], b.mul(args[1], ir.Constant(I64, t)))
-                    value = b.insert_value(value, emit(b, at), t)
-                return value
-
-            return tile(types.int64, types.int64), code
-
-        return read
-
-    @intrinsic
-    def zeros(typingctx):
-        """+0.0 in every lane of every token."""
-        tile = Tile(f32x16, count)
-        return tile(), lambda context, b, signature, args: ir.Constant(
-            tile.llvm, [_const(f32x16.llvm, 0.0)] * count
-        )
-
-    @intrinsic
-    def izeros(typingctx):
-        """Integer 0 in every lane of every token."""
-        tile = Tile(i32x16, count)
-        return tile(), lambda context, b, signature, args: ir.Constant(
-            tile.llvm, [_const(i32x16.llvm, 0)] * count
-        )
-
-    @intrinsic
-    def store(typingctx, address, stride, value):
-        """Write one vector per token."""
-
-        def code(context, b, signature, args):
-            for t in range(count):
-                at = b.add(args[0], b.mul(args[1], ir.Constant(I64, t)))
-                _store(b, b.extract_value(args[2], t), at, 4)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, Tile(f32x16, count)), code
-
-    return SimpleNamespace(
-        count=count,
-        zeros=zeros,
-        izeros=izeros,
-        splat_i32=gather(i32x16, lambda b, p: _splat(b, load_vector(b, p, I32, 4))),
-        splat_f32=gather(f32x16, lambda b, p: _splat(b, load_vector(b, p, FLOAT, 4))),
-        load=gather(f32x16, lambda b, p: load_vector(b, p, f32x16.llvm, 4)),
-        store=store,
-    )

@@ -16,7 +16,6 @@ import numpy as np
 from pnrt.cpu.codec import CODECS, ROWS, SPLITS, groups_of
 from pnrt.cpu.dots import add_bytes, dot_tier
 from pnrt.cpu.layout import WORDS
-from pnrt.cpu.pack import LANES
 from pnrt.cpu.simd import (
     and_,
     bits,
@@ -34,6 +33,7 @@ from pnrt.cpu.simd import (
     truncate,
     xor,
 )
+from pnrt.cpu.walk import LANES
 from pnrt.jit import Kernel, inline, kernel
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pnrt import backend, reference
 from pnrt.cpu import pack
-from pnrt.cpu.simd import u16_at
+from pnrt.cpu.simd import u8_at, u16_at
 from pnrt.debug import shrink
 from pnrt.debug.selftest import OPS, Case, cases, judge, parse_case, selftest, untested
 from pnrt.debug.selftest_base import floats
@@ -229,7 +229,7 @@ def test_the_historical_bug_in_the_codec_is_found(monkeypatch):
         q = u16_at(row + (u >> 1) * 34 + 2 + (u & 1) * 16)
         for e in range(n):
             t = e & 7
-            c[e] = (q[2 * (e >> 3) + (t & 1)] >> ((4 * t) & 15)) & 15
+            u8_at(c)[e] = (q[2 * (e >> 3) + (t & 1)] >> ((4 * t) & 15)) & 15
 
     codec = pack.CODECS["pn4t"]._replace(codes=shifted)
     monkeypatch.setitem(pack.CODECS, "pn4t", codec)
