@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
+import importlib.metadata
+import json
 import linecache
+import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
-from pnrt.cuda.kernel import Kernel, Op
+from pnrt.cuda.kernel import Kernel
+from pnrt.jit import cache_directory
 
 P100 = (6, 0)
 # modules whose kernels() list every kernel they can make
@@ -60,12 +67,12 @@ def audit(text: str) -> list[str]:
 
 def python_function(kernel: Kernel):
     """The lowered kernel as a Python function over numba intrinsics."""
-    from pnrt.cuda.intrinsics import WORDS
+    from pnrt.cuda.fuse import fused
 
     lowered = kernel.lowered
     name = re.sub(r"\W", "_", lowered.name)
-    source = lowered._replace(name=name).source
-    scope = {n: WORDS[v.name] if isinstance(v, Op) else v for n, v in lowered.words.items()}
+    body, scope = fused(lowered)
+    source = lowered._replace(name=name, body=body).source
     place = f"<kernel {kernel.name}>"
     # so that numba's errors show the line
     linecache.cache[place] = (len(source), None, source.splitlines(True), place)
@@ -98,6 +105,49 @@ def build(kernel: Kernel, capability: tuple[int, int] = P100) -> Built:
     linker = Linker(ObjectCode.from_ptx(text.encode()), options=options)
     cubin = linker.link("cubin").code
     return Built(text, bytes(cubin), entry, *_usage(linker.get_info_log()))
+
+
+def cached(kernel: Kernel, capability: tuple[int, int]) -> Built:
+    """As build, kept on disk under a hash of everything that decides what comes out."""
+    directory = cache_directory()
+    if directory is None:
+        return build(kernel, capability)
+    path = directory / f"{_key(kernel, capability)}.cubin"
+    with contextlib.suppress(OSError, ValueError):
+        head, _, cubin = path.read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        # a truncated file is compiled anew
+        if hashlib.sha256(cubin).hexdigest() == facts.pop("digest"):
+            return Built(ptx="", cubin=cubin, **facts)
+    built = build(kernel, capability)
+    facts = built._asdict()
+    del facts["ptx"], facts["cubin"]
+    head = json.dumps({"digest": hashlib.sha256(built.cubin).hexdigest(), **facts}).encode()
+    with contextlib.suppress(OSError):
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(head + b"\n" + built.cubin)
+        os.replace(temporary, path)
+    return built
+
+
+def _key(kernel: Kernel, capability: tuple[int, int]) -> str:
+    """Hash of a kernel's lowered source, of what gives its words meaning, and of the compilers."""
+    digest = hashlib.sha256(kernel.lowered.source.encode())
+    for name, value in sorted(kernel.lowered.words.items()):
+        digest.update(f"{name} {value!r}\n".encode())
+    packages = ("numba", "numba-cuda", "llvmlite", "nvidia-nvjitlink-cu12", "nvidia-nvjitlink")
+    digest.update(repr([_version(p) for p in packages]).encode())
+    digest.update(repr((kernel.registers, kernel.threads, capability)).encode())
+    for name in ("intrinsics.py", "fuse.py", "build.py"):
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _usage(log: str) -> tuple[int, int, int, int]:

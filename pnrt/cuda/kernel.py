@@ -145,6 +145,17 @@ class Call(NamedTuple):
     args: tuple
 
 
+class Sequence(NamedTuple):
+    """Prepared launches: run() starts them in order.
+
+    launches: per run; nodes: kernels in the captured graph, 0 without one.
+    """
+
+    run: Callable[[], None]
+    launches: int
+    nodes: int
+
+
 def kernel(function: Callable | None = None, *, name="", threads=128, registers=64):
     """Declare a kernel; nothing is lowered or compiled until it is used.
 

@@ -287,13 +287,16 @@ def _tile(name: str, view: str, T: int) -> tuple[int, int]:
 
 
 def kernels() -> list[Kernel]:
-    """Every kernel of this module, for one width."""
-    found = []
-    for name in CODECS:
-        K = 1024 // FORMATS[name].block * FORMATS[name].block
-        modes = ("q8_0", "f32") if FORMATS[name].group else ("f32",)
-        tiles = {(mode, _tile(name, mode, T)) for mode in modes for T in (1, 2)}
-        found += [product(name, K, mode, *tile) for mode, tile in sorted(tiles)]
+    """Every kernel of this module for one width; formats that are read alike share theirs."""
+    found, seen = [], set()
+    for name, codec in CODECS.items():
+        form = FORMATS[name]
+        K = 1024 // form.block * form.block
         if matvec.tuned(name, K):
             found += [matvec.product(name, K)]
+        if (codec, form.group == 16) not in seen:
+            seen.add((codec, form.group == 16))
+            modes = ("q8_0", "f32") if form.group else ("f32",)
+            tiles = {(mode, _tile(name, mode, T)) for mode in modes for T in (1, 2)}
+            found += [product(name, K, mode, *tile) for mode, tile in sorted(tiles)]
     return found

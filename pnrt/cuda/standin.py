@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from pnrt.cuda.kernel import TYPES, Call, Kernel, KernelError, Op
+from pnrt.cuda.kernel import TYPES, Call, Kernel, KernelError, Op, Sequence
 from pnrt.cuda.vectors import WORDS, SharedMemory, number
 
 ALIGNMENT = 256
@@ -26,6 +26,7 @@ class StandIn:
     """Memory and launches of a pretended device; the methods of launch.Device."""
 
     name = "stand-in"
+    processors = 1
 
     def __init__(self, nbytes: int = ARENA):
         self._memory = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -35,6 +36,13 @@ class StandIn:
         # low addresses stay unmapped, so that a forgotten base is caught
         self._base, self._used = 1 << 32, 0
         self.launches: list[str] = []
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        return len(self._memory) - self._used, len(self._memory)
+
+    def reserve(self, nbytes: int) -> None:
+        """A GPU takes its arena here; this one has it."""
 
     def allocate(self, nbytes: int) -> int:
         """Address of nbytes of memory filled with 0xFF (NaN), aligned to 256."""
@@ -76,6 +84,11 @@ class StandIn:
         grid = (grid, 1) if isinstance(grid, int) else grid
         self.launches.append(kernel.name)
         _Run(self, kernel, grid).run(args)
+
+    def sequence(self, calls: Iterable[Call], graph: bool = False) -> Sequence:
+        """Launches to be run again and again."""
+        calls = list(calls)
+        return Sequence(lambda: self.run(calls), *((1, len(calls)) if graph else (len(calls), 0)))
 
     def run(self, calls: Iterable[Call]) -> None:
         """Launch calls in order."""

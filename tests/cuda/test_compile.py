@@ -59,3 +59,15 @@ def test_the_audit_passes_what_is_ours():
         "cvt.f32.f16 %f1, %rs1;\n mad.lo.s32 %r1, %r2, %r3, %r4;\n setp.lt.f32 %p1, %f1, %f2;"
     )
     assert build.audit(text) == []
+
+
+@compiles
+def test_a_cubin_is_kept_and_a_damaged_one_made_anew(tmp_path, monkeypatch):
+    kernel = next(k for k in build.kernels() if k.name == "norm.rms_norm")
+    monkeypatch.setattr(build, "cache_directory", lambda: tmp_path)
+    first = build.cached(kernel, build.P100)
+    (path,) = tmp_path.iterdir()
+    assert build.cached(kernel, build.P100)._replace(ptx="") == first._replace(ptx="")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert build.cached(kernel, build.P100).cubin == first.cubin
+    assert path.stat().st_size > len(first.cubin)
