@@ -39,8 +39,8 @@ def rope_kernel(a, thread, threads):
 def store_kernel(a, thread, threads):
     """Append keys and values to the cache of one layer.
 
-    Arguments: k, k width, v, v width, kv heads, head dim, key cache, value cache, positions in the
-    cache (a multiple of 16), half (1: fp16, 0: float32), control.
+    Arguments: k, k width, v, v width, kv heads, head dim, key cache, value cache, positions (of the
+    cache, a multiple of 16), half (1: fp16, 0: float32), control.
     """
     k, wk, v, wv = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
     heads, dim = read_i64(a + 32), read_i64(a + 40)

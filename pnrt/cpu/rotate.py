@@ -83,8 +83,8 @@ def _wide(x, signs, out, block, inverse, scale):
 def hadamard_kernel(a, thread, threads):
     """Signs, butterflies with h = 1, 2, 4, ..., one multiplication; inverse: signs come last.
 
-    Arguments: x, x width, signs [n] float32 (or address 0), out (may be x), out width, n, block (a
-    power of two that divides n), inverse, scale bits, control.
+    Arguments: x, x width, signs [n] float32 (or address 0), out (may be x), out width, n, size (of
+    blocks: a power of two that divides n), inverse, scale bits, control.
     """
     x, wx, signs = read_i64(a), read_i64(a + 8), read_i64(a + 16)
     out, wo, n, block = read_i64(a + 24), read_i64(a + 32), read_i64(a + 40), read_i64(a + 48)

@@ -19,7 +19,10 @@ from pnrt.jit import cache_directory
 
 P100 = (6, 0)
 # modules whose kernels() list every kernel they can make
-MODULES = ("activations", "matmul", "norm")
+MODULES = (
+    "activations", "argmax", "attention", "delta", "elementwise", "embed", "matmul", "norm", "rope",
+    "rotate",
+)  # fmt: skip
 
 # arithmetic on f32 as it must not stand in PTX: without .rn, or made by the compiler
 _FUNCTIONS = "add|sub|mul|div|fma|mad|sqrt|rcp|rsqrt|ex2|lg2|sin|cos|tanh"
@@ -70,7 +73,8 @@ def python_function(kernel: Kernel):
     from pnrt.cuda.fuse import fused
 
     lowered = kernel.lowered
-    name = re.sub(r"\W", "_", lowered.name)
+    # no word may have the name of a kernel
+    name = "pnrt_" + re.sub(r"\W", "_", lowered.name)
     body, scope = fused(lowered)
     source = lowered._replace(name=name, body=body).source
     place = f"<kernel {kernel.name}>"
