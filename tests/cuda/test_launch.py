@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pnrt.cuda import build, launch
-from pnrt.cuda.norm import rms_norm
+from pnrt.cuda.norm import rms_norm_kernel
 from pnrt.cuda.standin import StandIn
 from pnrt.errors import DeviceError
 
@@ -178,11 +178,11 @@ def test_launches_go_through_cuda_core_and_a_graph_replays_them(gpu, monkeypatch
     built = build.Built("", b"cubin", "entry", 1, 0, 0, 0)
     monkeypatch.setattr(build, "cached", lambda kernel, capability: built)
     gpu.device.create_graph_builder = Builder
-    call = launch.Call(rms_norm, (3, 2), (256, 4, 512, 768, 4, 4, 1, 1, 0.5))
+    call = launch.Call(rms_norm_kernel, (3, 2), (256, 4, 512, 768, 4, 4, 1, 1, 0.5, 1024))
     gpu.run([call])
     config, kernel, args = started.pop()
     assert (config, kernel) == (((3, 2), 128), (b"cubin", "entry"))
-    types = [np.uint64, np.uint32, np.uint64, np.uint64, *[np.uint32] * 4, np.float32]
+    types = [np.uint64, np.uint32, np.uint64, np.uint64, *[np.uint32] * 4, np.float32, np.uint64]
     assert [type(a) for a in args] == types
     sequence = gpu.sequence([call, call], graph=True)
     assert (sequence.launches, sequence.nodes, started) == (1, 2, [])
@@ -207,11 +207,11 @@ def test_importing_the_backend_starts_no_driver():
 def test_sequences_replay():
     device = StandIn(1 << 20)
     x = device.upload(np.full(4, 2, np.float32))
-    out = device.allocate(16)
-    call = launch.Call(rms_norm, (1, 1), (x, 4, x, out, 4, 4, 1, 1, 0.0))
+    out, control = device.allocate(16), device.upload(np.array([1, 0], np.uint32))
+    call = launch.Call(rms_norm_kernel, (1, 1), (x, 4, x, out, 4, 4, 1, 4, 0.0, control))
     sequence = device.sequence([call, call], graph=True)
     assert (sequence.launches, sequence.nodes) == (1, 2)
     sequence.run()
     sequence.run()
-    assert device.launches == ["norm.rms_norm"] * 4
+    assert device.launches == ["rms_norm"] * 4
     np.testing.assert_array_equal(device.read(out, 4), [2, 2, 2, 2])
