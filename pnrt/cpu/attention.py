@@ -1,7 +1,9 @@
-"""Attention of one query head over the cache, in the contract's order (NUMERICS.md 3).
+"""Attention of query heads over the cache, in the contract's order (NUMERICS.md 3).
 
-Work is split by (token, head) pairs. Scores: lanes are positions, fma over the head's elements. The
-output is summed in blocks of 256 positions, lanes are elements.
+Work is split by (token, head) pairs. A thread's heads that read the same keys and values go through
+them together, piece by piece, so the cache is read once for all of them. Scores: lanes are
+positions, fma over the head's elements. The output is summed in blocks of 256 positions, lanes are
+elements.
 """
 
 from __future__ import annotations
@@ -20,48 +22,62 @@ from pnrt.cpu.simd import (
     load_f32,
     load_half,
     mul,
+    read_f32,
     read_i32,
     read_i64,
     set_f32,
     splat_f32,
     store_f32,
+    write_f32,
     zero,
 )
+from pnrt.cpu.tiles import tiles
 from pnrt.jit import Kernel, inline, kernel
 
 # positions whose weighted values are summed before they join the total
 POSITIONS = 256
+# vectors of elements that are summed side by side
+WIDE = 8
 _exp = functions.exp
+
+
+def scratch_bytes(capacity: int, dim: int) -> int:
+    """Scratch that one head needs: scores of `capacity` positions, their sum, the output."""
+    return (capacity + 32 + (dim + 63) // 64 * 64) * 4
+
+
+scratch_row = inline(scratch_bytes)
 
 
 def _attention_kernel(half: bool) -> Kernel:
     load, size = (load_half, 2) if half else (load_f32, 4)
+    tile = tiles(WIDE)
+    load_wide = tile.load_half if half else tile.load
+    zeros, load_sums, store_sums = tile.zeros, tile.load, tile.store
+
+    step = 16 * size
 
     @inline
-    def scores(q, keys, out, dim, positions, scale):
-        """scale * (q . k) of all positions, whole blocks of 16; four blocks are four chains."""
-        step = dim * 16 * size
-        factor = set_f32(scale)
-        blocks = (positions + 15) // 16
-        for b in range(0, blocks // 4 * 4, 4):
+    def scores(q, k, out, dim, blocks, scale):
+        """scale * (q . k) of up to four blocks of 16 positions; four blocks are four chains."""
+        factor, far = set_f32(scale), dim * step
+        if blocks == 4:
             s0 = s1 = s2 = s3 = zero()
-            k = keys + b * step
             for d in range(dim):
                 x = splat_f32(q + d * 4)
-                s0, s1 = fma(x, load(k), s0), fma(x, load(k + step), s1)
-                s2, s3 = fma(x, load(k + 2 * step), s2), fma(x, load(k + 3 * step), s3)
-                k += 16 * size
-            store_f32(out + b * 64, mul(s0, factor))
-            store_f32(out + b * 64 + 64, mul(s1, factor))
-            store_f32(out + b * 64 + 128, mul(s2, factor))
-            store_f32(out + b * 64 + 192, mul(s3, factor))
-        for b in range(blocks // 4 * 4, blocks):
-            s0 = zero()
-            k = keys + b * step
-            for d in range(dim):
-                s0 = fma(splat_f32(q + d * 4), load(k), s0)
-                k += 16 * size
-            store_f32(out + b * 64, mul(s0, factor))
+                s0, s1 = fma(x, load(k), s0), fma(x, load(k + far), s1)
+                s2, s3 = fma(x, load(k + 2 * far), s2), fma(x, load(k + 3 * far), s3)
+                k += step
+            store_f32(out, mul(s0, factor))
+            store_f32(out + 64, mul(s1, factor))
+            store_f32(out + 128, mul(s2, factor))
+            store_f32(out + 192, mul(s3, factor))
+        else:
+            for b in range(blocks):
+                s0 = zero()
+                for d in range(dim):
+                    s0 = fma(splat_f32(q + d * 4), load(k + b * far + d * step), s0)
+                store_f32(out + b * 64, mul(s0, factor))
 
     @inline
     def weights(p, positions):
@@ -84,36 +100,22 @@ def _attention_kernel(half: bool) -> Kernel:
         return butterfly(low, high)
 
     @inline
-    def mix(p, values, out, dim, d, positions):
-        """Elements d .. d + 15 of the weighted sum of values."""
-        total = zero()
-        for t0 in range(0, positions, POSITIONS):
-            part = zero()
-            for t in range(t0, min(positions, t0 + POSITIONS)):
-                part = fma(splat_f32(p + t * 4), load(values + (t * dim + d) * size), part)
-            total = part if t0 == 0 else add(total, part)
-        store_f32(out + d * 4, total)
+    def mix(p, v, row, out, first, last, d):
+        """Add the weighted values of one block of positions, of elements d .. d + 15."""
+        part = zero()
+        for t in range(first, last):
+            part = fma(splat_f32(p + t * 4), load(v + t * row + d * size), part)
+        store_f32(out + d * 4, part if first == 0 else add(load_f32(out + d * 4), part))
 
     @inline
-    def mix4(p, values, out, dim, d, positions):
-        """Elements d .. d + 63: four chains."""
-        a0 = a1 = a2 = a3 = zero()
-        for t0 in range(0, positions, POSITIONS):
-            s0 = s1 = s2 = s3 = zero()
-            v = values + (t0 * dim + d) * size
-            for t in range(t0, min(positions, t0 + POSITIONS)):
-                x = splat_f32(p + t * 4)
-                s0, s1 = fma(x, load(v), s0), fma(x, load(v + 16 * size), s1)
-                s2, s3 = fma(x, load(v + 32 * size), s2), fma(x, load(v + 48 * size), s3)
-                v += dim * size
-            if t0 == 0:
-                a0, a1, a2, a3 = s0, s1, s2, s3
-            else:
-                a0, a1, a2, a3 = add(a0, s0), add(a1, s1), add(a2, s2), add(a3, s3)
-        store_f32(out + d * 4, a0)
-        store_f32(out + d * 4 + 64, a1)
-        store_f32(out + d * 4 + 128, a2)
-        store_f32(out + d * 4 + 192, a3)
+    def mix_wide(p, v, row, out, first, last, d):
+        """The same of WIDE vectors of elements: as many chains."""
+        part = zeros()
+        for t in range(first, last):
+            part = fma(splat_f32(p + t * 4), load_wide(v + t * row + d * size, step), part)
+        if first > 0:
+            part = add(load_sums(out + d * 4, 64), part)
+        store_sums(out + d * 4, 64, part)
 
     def attention(a, thread, threads):
         q, wq, keys, values = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
@@ -122,25 +124,44 @@ def _attention_kernel(half: bool) -> Kernel:
         )  # fmt: skip
         dim, capacity, scale = read_i64(a + 64), read_i64(a + 72), bits_float(read_i32(a + 80))
         control = read_i64(a + 88)
-        # the thread's scratch: one row of scores, one head's output in whole vectors
-        p = read_i64(a + 96) + thread * read_i64(a + 104)
-        sums = p + (capacity + 32) * 4
+        # the thread's scratch, per head: a row of scores, their sum, the output in whole vectors
+        scratch, room = read_i64(a + 96) + thread * read_i64(a + 104), read_i64(a + 104)
+        stride = scratch_row(capacity, dim)
         tokens, start = read_i64(control), read_i64(control + 8)
-        first, last = share(tokens * heads, thread, threads)
-        for item in range(first, last):
+        item, last = share(tokens * heads, thread, threads)
+        while item < last:
             t, h = item // heads, item % heads
-            g = h // (heads // groups)
+            members = heads // groups
+            g = h // members
+            run = min(min(last - item, (g + 1) * members - h), room // stride)
             positions = start + t + 1
             k, v = keys + g * capacity * dim * size, values + g * capacity * dim * size
-            scores(q + (t * wq + h * dim) * 4, k, p, dim, positions, scale)
-            total = weights(p, positions)
-            for d in range(0, dim // 64 * 64, 64):
-                mix4(p, v, sums, dim, d, positions)
-            for d in range(dim // 64 * 64, dim, 16):
-                mix(p, v, sums, dim, d, positions)
-            source, target = f32_at(sums), f32_at(out + (t * wo + h * dim) * 4)
-            for d in range(dim):
-                target[d] = source[d] / total
+            for b in range(0, (positions + 15) // 16, 4):
+                for r in range(run):
+                    scores(
+                        q + (t * wq + (h + r) * dim) * 4, k + b * dim * step,
+                        scratch + r * stride + b * 64, dim, min(4, (positions + 15) // 16 - b),
+                        scale,
+                    )  # fmt: skip
+            for r in range(run):
+                p = scratch + r * stride
+                write_f32(p + (capacity + 31) * 4, weights(p, positions))
+            for first in range(0, positions, POSITIONS):
+                end = min(positions, first + POSITIONS)
+                for r in range(run):
+                    p = scratch + r * stride
+                    sums, whole = p + (capacity + 32) * 4, dim // WIDE // 16 * WIDE * 16
+                    for d in range(0, whole, WIDE * 16):
+                        mix_wide(p, v, dim * size, sums, first, end, d)
+                    for d in range(whole, dim, 16):
+                        mix(p, v, dim * size, sums, first, end, d)
+            for r in range(run):
+                p = scratch + r * stride
+                source, total = f32_at(p + (capacity + 32) * 4), read_f32(p + (capacity + 31) * 4)
+                target = f32_at(out + (t * wo + (h + r) * dim) * 4)
+                for d in range(dim):
+                    target[d] = source[d] / total
+            item += run
 
     return kernel(attention, name=f"attention_{'f16' if half else 'f32'}")
 

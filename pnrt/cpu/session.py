@@ -173,8 +173,14 @@ class CpuSession:
 
     def _allocate(self) -> None:
         kind = np.uint16 if self.kv == "f16" else np.float32
-        widest = max((dim for _, dim in self.program.caches), default=0)
-        self.scratch_bytes = whole((self.positions + 32 + whole(widest, 64)) * 4, 64)
+        # room for all heads that share keys and values, so that they are read once
+        rooms = (
+            step.numbers["heads"] // groups * attention.scratch_bytes(self.positions, dim)
+            for step in self.program.body
+            if step.op == "attention"
+            for groups, dim in [self.program.caches[step.numbers["cache"]]]
+        )
+        self.scratch_bytes = whole(max(rooms, default=0), 64)
         self.scratch = pack.aligned(self.threads * self.scratch_bytes)
         matrices = [w for w in self.weights.values() if isinstance(w, pack.Weight)]
         self.products = matmul.scratch(self.threads, matrices, self.activations)

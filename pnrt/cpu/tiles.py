@@ -8,7 +8,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pnrt.cpu.emit import FLOAT, I32, I64, constant, load_vector, splat, store_vector
+from pnrt.cpu.emit import (
+    FLOAT,
+    I16,
+    I32,
+    I64,
+    constant,
+    half_to_float,
+    load_vector,
+    splat,
+    store_vector,
+    vector,
+)
 from pnrt.cpu.simd import Tile, f32x16, i32x16
 
 
@@ -68,5 +79,6 @@ def tiles(count: int) -> SimpleNamespace:
         splat_i32=gather(i32x16, lambda b, p: splat(b, load_vector(b, p, I32, 4))),
         splat_f32=gather(f32x16, lambda b, p: splat(b, load_vector(b, p, FLOAT, 4))),
         load=gather(f32x16, lambda b, p: load_vector(b, p, f32x16.llvm, 4)),
+        load_half=gather(f32x16, lambda b, p: half_to_float(b, load_vector(b, p, vector(I16), 2))),
         store=store,
     )

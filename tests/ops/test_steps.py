@@ -80,7 +80,10 @@ def test_rope(neox, pairs):
 
 
 @pytest.mark.parametrize("kv", ["f16", "f32"])
-@pytest.mark.parametrize(("start", "tokens", "dim"), [(0, 1, 16), (0, 40, 24), (300, 3, 80)])
+@pytest.mark.parametrize(
+    ("start", "tokens", "dim"),
+    [(0, 1, 16), (0, 40, 24), (300, 3, 80), (270, 5, 144), (200, 70, 128)],
+)
 def test_attention(kv, start, tokens, dim):
     heads, groups, capacity = 4, 2, 320
     kind = np.float16 if kv == "f16" else np.float32
