@@ -82,6 +82,15 @@ def machine_memory() -> int | None:
         return None
 
 
+def device_memory() -> tuple[int, str]:
+    """(bytes of the GPU's memory, a sentence about it). Raises: DeviceError where there is none."""
+    from pnrt.cuda.launch import open_device
+
+    device = open_device()
+    free, total = device.memory()
+    return total, f"{device.name}: {free} of {total} bytes are free now, this process's context off"
+
+
 def plan(
     file: MappedFile | Blueprint,
     *,

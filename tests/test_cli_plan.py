@@ -8,6 +8,7 @@ import pytest
 
 from pnrt.container.gguf import open_gguf
 from pnrt.demo import write_tiny_model
+from pnrt.errors import DeviceError
 from tests.test_cli import pnrt
 
 
@@ -102,3 +103,24 @@ def test_plan_refuses(tiny, args):
     assert result.exit_code == 2
     assert result.stderr
     assert not result.stdout
+
+
+def test_plan_asks_the_device(monkeypatch):
+    class Device:
+        name = "Tesla P100"
+
+        def memory(self):
+            return 16_000_000_000, 17_070_817_280
+
+    def missing():
+        raise DeviceError("no GPU here")
+
+    args = ("plan", "--preset", "qwen3.8-27b-pn3", "--vram", "device")
+    monkeypatch.setattr("pnrt.cuda.launch.open_device", Device)
+    result = json.loads(pnrt(*args, "--json").stdout)
+    assert result["places"][0]["budget"] == 17_070_817_280
+    assert "Tesla P100: 16000000000 of" in result["notes"][-1]
+    monkeypatch.setattr("pnrt.cuda.launch.open_device", missing)
+    refused = pnrt(*args)
+    assert refused.exit_code == 2
+    assert "no GPU here" in refused.stderr

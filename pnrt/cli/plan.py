@@ -24,7 +24,8 @@ def plan(
     ] = None,
     layers: Layers = None,
     vram: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="memory of a GPU, such as 16280MiB")
+        str | None,
+        typer.Option(metavar="SIZE", help="GPU memory: 16280MiB, or device to ask it"),
     ] = None,
     ram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="memory of the host; default: this machine's")
@@ -50,7 +51,11 @@ def plan(
         )
     if layers is not None and preset is None:
         raise ModelError("--layers changes a preset; a file has the layers it has. Leave it out.")
-    limits = {"vram": None if vram is None else plans.parse_bytes(vram, "--vram")}
+    limits, said = {"vram": None}, ""
+    if vram == "device":
+        limits["vram"], said = plans.device_memory()
+    elif vram is not None:
+        limits["vram"] = plans.parse_bytes(vram, "--vram")
     limits["ram"] = None if ram is None else plans.parse_bytes(ram, "--ram")
     if vram is None and ram is None:
         limits["ram"] = plans.machine_memory()
@@ -63,6 +68,7 @@ def plan(
         result = plans.plan(
             opened, context=context, kv=kv, bandwidth=bandwidth, chunk=chunk, **limits
         )
+    result["notes"] += [said] * bool(said)
     show(as_json, result, lambda: plan_screen(result))
 
 
