@@ -62,11 +62,13 @@ def _dot_one(name: str):
 def _dot_fp8(splat):
     if "avx512vbmi" not in cpu_features() or "avx512vnni" not in cpu_features():
         # rarely met: sums of exact integers made from the floats
+        nothing, dot = simd.bits(0), dots.dot_fp8
+
         @inline
         def whole(w, x, s):
-            total = simd.bits(0)()
+            total = nothing()
             for g in range(8):
-                total = dots.dot_fp8(total, load_i32(w + 64 * g), splat(x + 4 * g))
+                total = dot(total, load_i32(w + 64 * g), splat(x + 4 * g))
             return total
 
         return whole, None
