@@ -1,5 +1,6 @@
 """Every known mistake is planted and named; what is right, and what is unknown, is told so."""
 
+import functools
 import json
 
 import numpy as np
@@ -24,13 +25,18 @@ f32 = np.float32
 SPARE = 4000
 
 
+@functools.cache
+def random_rows(name, n, k, seed):
+    x = np.random.default_rng(seed).standard_normal((n, k)).astype(f32)
+    # an asymmetric matrix: minima and signs must matter
+    return FORMATS[name].quantize(x + f32(0.3))
+
+
 def write(path, name, n=48, k=None, seed=0, **more):
     """A file with one matrix `w` of a format; returns its rows."""
     form = FORMATS[name]
     k = k or 4 * max(form.block, 32)
-    x = np.random.default_rng(seed).standard_normal((n, k)).astype(f32)
-    # an asymmetric matrix: minima and signs must matter
-    rows = form.quantize(x + f32(0.3))
+    rows = random_rows(name, n, k, seed)
     type_id = SPARE if form.type_id is None else form.type_id
     tiny(path, [], {"w": (type_id, (n, k), rows)} | more)
     return rows
@@ -60,7 +66,7 @@ WEIGHTS = [(m.name, name) for m in MISREADINGS for name in sorted(m.formats)]
 @pytest.mark.parametrize(("mistake", "format"), WEIGHTS)
 def test_a_misreading_is_named(mistake, format, tmp_path):
     reading = next(m for m in MISREADINGS if m.name == mistake)
-    rows = write(tmp_path / "m.gguf", format)
+    rows = write(tmp_path / "m.gguf", format, n=12)
     w = reading.weights(FORMATS[format], rows)
     assert not np.array_equal(w, FORMATS[format].decode(rows))
     x = inputs(w.shape[1])
