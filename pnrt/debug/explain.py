@@ -119,7 +119,7 @@ def _rank(
             f"{out.about}: y holds no finite value; a distance needs some. "
             "`pnrt trace --nan-stop` finds where the others come from."
         )
-    size = float(np.linalg.norm(y[good]))
+    size = _norm(y[good])
     if size == 0:
         raise ModelError(f"{out.about}: y is all zeros; any scale of zero explains that.")
     nearest: dict[str, tuple[float, Guess]] = {}
@@ -149,7 +149,13 @@ def _distance(x: np.ndarray, y: np.ndarray, good: np.ndarray, size: float) -> fl
     """Relative RMS of x - y where y is finite; infinite if x is finite elsewhere than y."""
     if not np.array_equal(np.isfinite(x), good):
         return np.inf
-    return float(np.linalg.norm(x[good].astype(np.float64) - y[good])) / size
+    with np.errstate(over="ignore"):
+        return _norm(x[good].astype(np.float64) - y[good]) / size
+
+
+def _norm(x: np.ndarray) -> float:
+    # a sum, not BLAS: its threads cost more than they save here
+    return float(np.sqrt(np.square(x).sum()))
 
 
 # products and decoded weights

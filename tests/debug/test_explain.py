@@ -66,7 +66,7 @@ WEIGHTS = [(m.name, name) for m in MISREADINGS for name in sorted(m.formats)]
 @pytest.mark.parametrize(("mistake", "format"), WEIGHTS)
 def test_a_misreading_is_named(mistake, format, tmp_path):
     reading = next(m for m in MISREADINGS if m.name == mistake)
-    rows = write(tmp_path / "m.gguf", format, n=12)
+    rows = write(tmp_path / "m.gguf", format)
     w = reading.weights(FORMATS[format], rows)
     assert not np.array_equal(w, FORMATS[format].decode(rows))
     x = inputs(w.shape[1])
