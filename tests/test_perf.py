@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf import kernels, large, measure, model
+from perf import kernels, large, measure, model, sm60
 from pnrt import jit
 from pnrt.errors import DifferenceError
 
@@ -179,3 +179,38 @@ def test_pnrt_does_not_know_perf():
         "sys.exit('perf' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+LISTING = """
+        /*0008*/                   MOV R1, c[0x0][0x20] ;      /* 0x4c98078000870001 */
+.L_x_1:
+        /*0010*/              @!P0 LDG.E.CI.128 R4, [R2] ;     /* 0xeed4a00000070204 */
+.L_x_2:
+        /*0018*/                   XMAD.S16.S16 R0, R4, R5, R0 ;  /* 0x5b00000000570400 */
+        /*0028*/               @P1 BRA `(.L_x_2) ;             /* 0xe2400ffffe80000f */
+        /*0030*/         {         FADD R6, R6, R7 ;           /* 0x5c58000000770606 */
+        /*0038*/                   SHFL.BFLY PT, R7, R6, 0x1, 0x1f }
+        /*0048*/               @P0 BRA `(.L_x_1) ;             /* 0xe2400fffff87000f */
+        /*0050*/                   EXIT ;                      /* 0xe30000000007000f */
+.L_x_3:
+        /*0058*/                   BRA `(.L_x_3) ;             /* 0xe2400fffff87000f */
+"""
+
+
+def test_machine_code_is_counted_per_row_with_inner_loops_repeated():
+    code, loops = sm60.parse(LISTING)
+    assert len(code) == 9
+    total = sm60.count(code, loops, trips=5)
+    assert total == {"LDG": 1, "XMAD": 5, "BRA": 6, "FADD": 1, "SHFL": 1}
+
+
+def test_machine_code_needs_a_disassembler_of_cuda_12(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("NVDISASM", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sm60.main([]) == 2
+    assert "nvdisasm: not found" in capsys.readouterr().err
+    new = tmp_path / "nvdisasm"
+    new.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.2, V13.2.51'\n")
+    new.chmod(0o755)
+    assert sm60.main([]) == 2
+    assert "CUDA 12 knows sm_60" in capsys.readouterr().err

@@ -132,8 +132,6 @@ class Kernel:
             params.append((arg.arg, kind))
         lowering = _Lowering(self.name, tree, env, {}, {"": 0})
         body = lowering.block(tree.body)
-        for node in body:
-            ast.fix_missing_locations(node)
         return Lowered(self.name, tuple(params), body, lowering.words)
 
 
@@ -216,6 +214,8 @@ class _Lowering:
 
     def value(self, node: ast.expr) -> Any:
         """The plain Python value of an expression without variables; raises _Variable otherwise."""
+        if isinstance(node, ast.Constant):
+            return node.value
         env = {}
         for name in _names(node):
             if name in self.fixed:
@@ -235,6 +235,9 @@ class _Lowering:
         return found
 
     def known(self, node: ast.expr) -> tuple[bool, Any]:
+        names = _names(node) - self.fixed.keys()
+        if names and not names.isdisjoint(self.variables):
+            return False, None
         try:
             return True, self.value(node)
         except _Variable:

@@ -195,7 +195,7 @@ def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
                     i = r * tokens + t
                     v[i] = fma4(v[i], w[r][0], w[r][1], w[r][2], w[r][3], a[0], a[1], a[2], a[3])
 
-    @kernel(name=f"matmul_{name}_{K}_f32_{rows}x{tokens}", threads=32 * WARPS, registers=128)
+    @kernel(name=f"matmul_{name}_{K}_f32_{rows}x{tokens}", threads=32 * WARPS, registers=168)
     def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
         """The same with float32 activations: in a unit fma over k ascending."""
         row, token = global_warp() * rows, block_y() * tokens
@@ -283,7 +283,9 @@ def _tile(name: str, view: str, T: int) -> tuple[int, int]:
         return 1, 1
     if view == "f32":
         return 2, 4
-    return (1, 4) if CODECS[name].layout == "e4m3" else (4, 4)
+    if CODECS[name].layout == "e4m3":
+        return 1, 4
+    return (2, 4) if CODECS[name].scale == "f32m" else (4, 4)
 
 
 def kernels() -> list[Kernel]:

@@ -142,16 +142,21 @@ class _Run:
                 raise KernelError(f"{self.kernel.name}: {error} in: {self.line}") from None
 
     def eval(self, node: ast.expr):
-        code = getattr(node, "code", None)
-        if code is None:
-            code = node.code = compile(ast.Expression(node), self.kernel.name, "eval")
-        try:
-            return eval(code, self.words, self.vars)
-        except NameError as error:
-            raise KernelError(f"no value: {error}") from None
-        except KernelError:
-            self.line = ast.unparse(node)
-            raise
+        if isinstance(node, ast.Call):
+            word = self.words[node.func.id]
+            args = [self.eval(arg) for arg in node.args]
+            try:
+                return word(*args)
+            except KernelError:
+                self.line = self.line or ast.unparse(node)
+                raise
+        if isinstance(node, ast.Name):
+            if node.id in self.vars:
+                return self.vars[node.id]
+            if node.id not in self.words:
+                raise KernelError(f"no value: {node.id}")
+            return self.words[node.id]
+        return node.value if isinstance(node, ast.Constant) else tuple(map(self.eval, node.elts))
 
     def block(self, nodes: list[ast.stmt]) -> None:
         for node in nodes:

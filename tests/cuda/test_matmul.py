@@ -10,17 +10,24 @@ from pnrt.cuda.standin import StandIn
 from pnrt.formats import FORMATS
 from pnrt.testing import assert_bits_equal
 
-# one block; a partial unit or block; more units than lanes, and lanes without one
-WIDTHS = {"pn3t": (80, 400, 5280), "pn4t": (64, 576, 1088)}
 QUANTIZED = [name for name in CODECS if FORMATS[name].group]
+TUNED = ("pn3t", "pn4t", "q4_0", "q4_1", "q3_K", "q4_K", "q8_0")
 
 
 def widths(name):
+    """One block; a few, that leave lanes without a unit or a unit partial; more than all lanes."""
     block = FORMATS[name].block
     # ternary rows are quantized by the 32
     block = 32 if "ternary" in name else block
-    small = 33 if block == 1 else 3 * block
-    return WIDTHS.get(name, (block, small, 1056 // block * block + block))
+    few, many = {"pn3t": (400, 5280), "pn4t": (576, 1088)}.get(name, (3 * block, 0))
+    return block, 33 if block == 1 else few, many or 1056 // block * block + block
+
+
+def shapes(name):
+    """(N, K, T) of the products that are compared."""
+    one, few, many = widths(name)
+    tuned = [(15, few, 1)] if name in TUNED else []
+    return [(1, one, 1), (33, many, 5), (7, few, 2), *tuned]
 
 
 def random_rows(name, n, k):
@@ -63,18 +70,17 @@ def multiply(name, rows, k, x, mode, width=None):
 @pytest.mark.parametrize("mode", ["q8_0", "f32"])
 @pytest.mark.parametrize("name", CODECS)
 def test_products_have_the_references_bits(name, mode):
-    for (n, t), k in zip(((1, 1), (15, 2), (33, 5)), widths(name), strict=True):
+    for n, k, t in shapes(name):
         rows, x = random_rows(name, n, k), random_x(t, k)
+        got, bad = multiply(name, rows, k, x, mode)
+        assert not bad
         expected = reference.matmul(name, rows, x, mode)
-        for tokens in {1, t}:
-            got, bad = multiply(name, rows, k, x[:tokens], mode)
-            assert not bad
-            assert_bits_equal(f"{name} {n}x{k} {mode} T={tokens}", expected[:tokens], got)
+        assert_bits_equal(f"{name} {n}x{k} {mode} T={t}", expected, got)
 
 
-@pytest.mark.parametrize("name", ["pn3t", "pn4t", "q3_K", "q4_K", "q8_0"])
+@pytest.mark.parametrize("name", TUNED)
 def test_products_at_the_models_width(name):
-    k = {"q3_K": 5120, "q4_K": 5120}.get(name, 5120)
+    k = 5120
     rows, x = random_rows(name, 5, k), random_x(1, k)
     got, _ = multiply(name, rows, k, x, "q8_0")
     assert_bits_equal(name, reference.matmul(name, rows, x), got)
@@ -100,8 +106,8 @@ def test_largest_codes_and_activations_do_not_overflow(name):
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_one_hot_names_every_column(name):
-    k = widths(name)[1]
-    rows = random_rows(name, 6, k)
+    k = widths(name)[0]
+    rows = random_rows(name, 3, k)
     got, _ = multiply(name, rows, k, np.eye(k, dtype=np.float32), "f32")
     # chains start from +0.0, so a weight of -0.0 comes out as +0.0
     assert_bits_equal(name, FORMATS[name].decode(rows).T + np.float32(0), got)
