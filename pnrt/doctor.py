@@ -89,6 +89,8 @@ def _at_least(installed: str, wanted: str) -> bool:
 
 
 def _cpu(problems: list[dict[str, str]]) -> dict[str, Any]:
+    from pnrt.cpu.dots import dot_tier
+
     features = jit.cpu_features()
     tier = _tier(features)
     if tier == "plain":
@@ -105,16 +107,13 @@ def _cpu(problems: list[dict[str, str]]) -> dict[str, Any]:
         "model": cpu_model(),
         "target": jit.cpu_target()[0],
         "tier": tier,
+        "products": dot_tier(),
         "features": {name: name in features for name in FEATURES},
     }
 
 
 def _tier(features: frozenset[str]) -> str:
-    """The kernels' tier; the backend's own word where it gives one."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from pnrt.cpu import simd
-
-        return str(simd.tier() if callable(simd.tier) else simd.tier)
+    """The kernels' tier."""
     if "avx512vnni" in features:
         return "avx512"
     return "avx2" if "avx2" in features else "plain"

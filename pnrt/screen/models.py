@@ -141,7 +141,7 @@ def doctor_screen(report: dict[str, Any]) -> Renderable:
             features.append(f"{name} ", "green" if there else "dim strike")
         rows += [
             ("cpu", f"{cpu['model']} ({cpu['target']})"),
-            ("kernels", f"the {cpu['tier']} tier"),
+            ("kernels", f"the {cpu['tier']} tier, prompts multiplied by {cpu['products']}"),
             ("features", features),
             ("threads", f"{threads['default']}, because: {threads['because']}"),
             ("layer", f"{threads['layer']}, {threads['region_us']} us per parallel region"),
