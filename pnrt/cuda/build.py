@@ -142,7 +142,7 @@ def _key(kernel: Kernel, capability: tuple[int, int]) -> str:
     packages = ("numba", "numba-cuda", "llvmlite", "nvidia-nvjitlink-cu12", "nvidia-nvjitlink")
     digest.update(repr([_version(p) for p in packages]).encode())
     digest.update(repr((kernel.registers, kernel.threads, capability)).encode())
-    for name in ("intrinsics.py", "fuse.py", "build.py"):
+    for name in ("intrinsics.py", "intrinsics_memory.py", "fuse.py", "build.py"):
         digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()[:32]
 

@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.cuda.extending import intrinsic
 
-from pnrt.cuda.intrinsics import LLVM, WORDS
+from pnrt.cuda.intrinsics import LLVM
+from pnrt.cuda.intrinsics_memory import WORDS
 from pnrt.cuda.kernel import Lowered
 
 _NUMBERS = {

@@ -1,4 +1,4 @@
-"""The words of lanes.py as numba intrinsics: LLVM and PTX, each rounding spelled out.
+"""The words of lanes.py but memory's as numba intrinsics: LLVM and PTX, each rounding spelled.
 
 Imported only when a kernel is compiled for a device. Types are refused exactly where the stand-in
 refuses them, so that numba never widens a number behind our back.
@@ -74,7 +74,8 @@ def _word(name, count, allowed, emit, result=None):
     WORDS[name] = intrinsic(word)
 
 
-def _asm(builder, result, text, constraints, args, side_effect=False):
+def asm(builder, result, text, constraints, args, side_effect=False):
+    """Emit inline PTX: `constraints` name the registers of the result and the arguments."""
     function = ir.FunctionType(result, [a.type for a in args])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect), args)
 
@@ -84,7 +85,7 @@ def _float_or(text, integer):
 
     def emit(builder, kind, a, b):
         if kind == f32:
-            return _asm(builder, F32, f"{text}.rn.f32 $0, $1, $2;", "=f,f,f", [a, b])
+            return asm(builder, F32, f"{text}.rn.f32 $0, $1, $2;", "=f,f,f", [a, b])
         return getattr(builder, integer)(a, b)
 
     return emit
@@ -162,7 +163,7 @@ _address_or("sub")
 
 def _neg(builder, kind, x):
     if kind == f32:
-        return _asm(builder, F32, "neg.f32 $0, $1;", "=f,f", [x])
+        return asm(builder, F32, "neg.f32 $0, $1;", "=f,f", [x])
     return builder.neg(x)
 
 
@@ -175,7 +176,7 @@ def _ptx(name, count, allowed, result, text, constraints):
     """A word that is one PTX instruction (or a short asm block)."""
     _word(
         name, count, allowed,
-        lambda b, kind, *v: _asm(b, LLVM[result], text, constraints, list(v)), result,
+        lambda b, kind, *v: asm(b, LLVM[result], text, constraints, list(v)), result,
     )  # fmt: skip
 
 
@@ -257,7 +258,7 @@ def _dot_pairs(typingctx, acc, a, b):
         raise TypingError(f"dot_pairs of {acc}, {a}, {b}")
 
     def generate(context, builder, signature, values):
-        return _asm(builder, I32, DOT_PAIRS, "=r,r,r,r", list(values))
+        return asm(builder, I32, DOT_PAIRS, "=r,r,r,r", list(values))
 
     return i32(acc, a, b), generate
 
@@ -274,7 +275,7 @@ def _dot8(typingctx, acc, a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5
     def generate(context, builder, signature, values):
         total = values[0]
         for a, b in zip(values[1:9], values[9:], strict=True):
-            total = _asm(builder, I32, DOT_PAIRS, "=r,r,r,r", [total, a, b])
+            total = asm(builder, I32, DOT_PAIRS, "=r,r,r,r", [total, a, b])
         return total
 
     return i32(acc, *pairs), generate
@@ -289,7 +290,7 @@ def _fma4(typingctx, acc, a0, a1, a2, a3, b0, b1, b2, b3):
     def generate(context, builder, signature, values):
         total = values[0]
         for a, b in zip(values[1:5], values[5:], strict=True):
-            total = _asm(builder, F32, FMA, "=f,f,f,f", [a, b, total])
+            total = asm(builder, F32, FMA, "=f,f,f,f", [a, b, total])
         return total
 
     return f32(acc, *pairs), generate
@@ -381,178 +382,3 @@ def _vote(name, mode):
 
 _vote("all_lanes", 0)
 _vote("any_lane", 1)
-
-
-# memory
-
-
-def _pointer(builder, address, kind):
-    return builder.inttoptr(address, ir.PointerType(kind, 1))
-
-
-def _extended(builder, name, value):
-    """What a load gives, as a value of the language."""
-    if name in ("u8", "u16"):
-        return builder.zext(value, I32)
-    if name == "i8":
-        return builder.sext(value, I32)
-    if name == "half":
-        return _asm(builder, F32, "cvt.f32.f16 $0, $1;", "=f,h", [value])
-    return value
-
-
-_MEMORY = {
-    "f32": (F32, f32, 4), "i32": (I32, i32, 4), "u32": (I32, u32, 4), "u16": (I16, u32, 2),
-    "u8": (I8, u32, 1), "i8": (I8, i32, 1), "half": (I16, f32, 2),
-}  # fmt: skip
-
-
-def _load(verb, name, count=1):
-    stored, kind, size = _MEMORY[name]
-    element = stored if count == 1 else ir.VectorType(stored, count)
-    full = f"{verb}_{name}" + (f"x{count}" if count > 1 else "")
-    result = kind if count == 1 else types.UniTuple(kind, count)
-
-    def word(typingctx, address):
-        if address != u64:
-            raise TypingError(f"{full} at {address}: an address is u64")
-
-        def generate(context, builder, signature, values):
-            loaded = builder.load(_pointer(builder, values[0], element), align=size * count)
-            if verb == "fetch":
-                loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
-            if count == 1:
-                return _extended(builder, name, loaded)
-            parts = [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(count)]
-            return context.make_tuple(builder, signature.return_type, parts)
-
-        return result(address), generate
-
-    word.__name__ = full
-    WORDS[full] = intrinsic(word)
-
-
-for _verb in ("load", "fetch"):
-    for _name in _MEMORY:
-        _load(_verb, _name)
-_load("fetch", "u32", 2)
-_load("fetch", "u32", 4)
-_load("fetch", "f32", 4)
-
-
-def _store(name, count=1):
-    stored, kind, size = _MEMORY[name]
-    full = f"store_{name}" + (f"x{count}" if count > 1 else "")
-
-    def typed(address, values):
-        if address != u64 or any(v != kind for v in values):
-            raise TypingError(f"{full}: needs an address (u64) and {kind}, not {address}, {values}")
-
-        def generate(context, builder, signature, args):
-            v = args[1]
-            if stored in (I8, I16):
-                v = builder.trunc(v, stored)
-            if count > 1:
-                v = ir.Constant(ir.VectorType(stored, count), ir.Undefined)
-                for i, each in enumerate(args[1:]):
-                    v = builder.insert_element(v, each, ir.Constant(I32, i))
-            builder.store(v, _pointer(builder, args[0], v.type), align=size * count)
-            return context.get_dummy_value()
-
-        return types.void(address, *values), generate
-
-    _fixed(full, count, typed)
-
-
-def _fixed(full, count, typed):
-    """A word of an address and `count` values."""
-    if count == 1:
-
-        def word(typingctx, address, a):
-            return typed(address, (a,))
-
-    else:
-
-        def word(typingctx, address, a, b, c, d):
-            return typed(address, (a, b, c, d))
-
-    word.__name__ = full
-    WORDS[full] = intrinsic(word)
-
-
-for _name in ("f32", "i32", "u32", "u16", "u8"):
-    _store(_name)
-_store("u32", 4)
-
-
-@intrinsic
-def _shared(typingctx, nbytes):
-    if not isinstance(nbytes, types.IntegerLiteral):
-        raise RequireLiteralValue("shared")
-
-    def generate(context, builder, signature, values):
-        kind = ir.ArrayType(I8, nbytes.literal_value)
-        memory = ir.GlobalVariable(builder.module, kind, "shared_memory", addrspace=3)
-        memory.align, memory.linkage = 16, "internal"
-        memory.initializer = ir.Constant(kind, ir.Undefined)
-        return builder.ptrtoint(memory, I32)
-
-    return u32(nbytes), generate
-
-
-WORDS["shared"] = _shared
-
-
-def _shared_load(name, count=1):
-    _, kind, _ = _MEMORY[name]
-    full = f"shared_load_{name}" + (f"x{count}" if count > 1 else "")
-    result = kind if count == 1 else types.UniTuple(kind, count)
-    letter = "f" if kind == f32 else "r"
-
-    def word(typingctx, address):
-        if address != u32:
-            raise TypingError(f"{full} at {address}: a shared address is u32")
-
-        def generate(context, builder, signature, values):
-            if count == 1:
-                text = "ld.shared.b32 $0, [$1];"
-                return _asm(builder, LLVM[kind], text, f"={letter},r", list(values), True)
-            names = ", ".join(f"${i}" for i in range(count))
-            text = f"ld.shared.v{count}.b32 {{{names}}}, [${count}];"
-            struct = ir.LiteralStructType([LLVM[kind]] * count)
-            constraints = ",".join([f"={letter}"] * count) + ",r"
-            found = _asm(builder, struct, text, constraints, list(values), True)
-            parts = [builder.extract_value(found, i) for i in range(count)]
-            return context.make_tuple(builder, signature.return_type, parts)
-
-        return result(address), generate
-
-    word.__name__ = full
-    WORDS[full] = intrinsic(word)
-
-
-def _shared_store(name, count=1):
-    _, kind, _ = _MEMORY[name]
-    full = f"shared_store_{name}" + (f"x{count}" if count > 1 else "")
-    letter = "f" if kind == f32 else "r"
-    names = ", ".join(f"${i + 1}" for i in range(count))
-    vector = f".v{count}.b32 [$0], {{{names}}};" if count > 1 else f".b32 [$0], {names};"
-
-    def typed(address, values):
-        if address != u32 or any(v != kind for v in values):
-            raise TypingError(f"{full}: needs a shared address (u32) and {kind}")
-
-        def generate(context, builder, signature, args):
-            constraints = "r," + ",".join([letter] * count)
-            _asm(builder, ir.VoidType(), f"st.shared{vector}", constraints, list(args), True)
-            return context.get_dummy_value()
-
-        return types.void(address, *values), generate
-
-    _fixed(full, count, typed)
-
-
-for _name, _count in (("f32", 1), ("u32", 1), ("u32", 2), ("u32", 4)):
-    _shared_load(_name, _count)
-for _name, _count in (("f32", 1), ("u32", 1), ("u32", 4)):
-    _shared_store(_name, _count)

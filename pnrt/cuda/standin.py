@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from pnrt.cuda.kernel import TYPES, Call, Kernel, KernelError, Op, Sequence
-from pnrt.cuda.vectors import WORDS, SharedMemory, number
+from pnrt.cuda.shared import SharedMemory, number
+from pnrt.cuda.vectors import WORDS
 
 ALIGNMENT = 256
 # reserved address space; pages are touched as they are allocated
