@@ -18,7 +18,7 @@ from pnrt.program import FORMAT_OPS, Program, Step
 if TYPE_CHECKING:
     from pnrt.models.state import Snapshot
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "cuda", "auto", "reference")
 ACTIVATIONS = ("q8_0", "f32")
 CACHE_TYPES = ("f16", "f32")
 
@@ -71,7 +71,7 @@ class Session(Protocol):
         """Put caches and states back."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, that of the weights too."""
 
 
 class Backend(Protocol):
@@ -82,6 +82,17 @@ class Backend(Protocol):
 
     def table(self) -> list[tuple[str, str, str]]:
         """Rows (op, format or '-', kernel name): everything this backend can do."""
+
+    def reserve(
+        self, program: Program, shape: Callable[[str], tuple[str, int, int]], **options: Any
+    ) -> None:
+        """Take the memory a program will need, or refuse before any weight is read.
+
+        Args:
+            shape: name of a tensor -> its format, rows, columns.
+            options: positions, chunk, kv, activations, as for bind.
+        Raises: DeviceError where there is less.
+        """
 
     def pack(
         self,
@@ -102,12 +113,26 @@ class Backend(Protocol):
     def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> Session:
         """Bind a program to its weights and allocate its state."""
 
+    def close(self) -> None:
+        """Give back what is held for weights that belong to no session."""
+
 
 def open(name: str, threads: int | None = None) -> Backend:
-    """Open a backend by name.
+    """Open a backend by name; "auto" is cuda where a GPU can be used, else cpu.
 
     Raises: DeviceError for a name pnrt does not know or a machine that cannot run it.
     """
+    if name in ("cuda", "auto"):
+        from pnrt.cuda.backend import open_backend
+
+        try:
+            return open_backend()
+        except DeviceError as error:
+            if name == "cuda":
+                raise
+            engine = open("cpu", threads)
+            engine.note = f"backend auto: the CPU is used ({error})"
+            return engine
     if name == "cpu":
         from pnrt.cpu.session import CpuBackend
 

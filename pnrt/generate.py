@@ -50,7 +50,7 @@ class Model:
         self.reader, self.file, self.rotation = reader, reader.file, reader.rotation
         self.config, self.program = config, program
         self.session, self.context = session, context
-        self.notes = _notes(reader, config)
+        self.notes = _notes(reader, config, session)
         self.threads = session.threads
 
     def __enter__(self) -> Model:
@@ -166,7 +166,7 @@ class Model:
 
 def load(
     path: str | Path,
-    backend: str = "cpu",
+    backend: str | backends.Backend = "cpu",
     activations: str = "q8_0",
     kv: str = "f16",
     threads: int | None = None,
@@ -181,7 +181,8 @@ def load(
     """Load a GGUF model.
 
     Args:
-        backend: 'cpu'.
+        backend: 'cpu', 'cuda', 'auto' (cuda where a GPU can be used, else cpu) or 'reference'; or
+            what pnrt.backend.open returned, which this model then closes.
         activations: 'q8_0' (8-bit, the fast one) or 'f32'; f32, f16 and bf16 weights take f32.
         kv: 'f16' or 'f32' cache.
         threads: None for what the affinity mask and container quota allow.
@@ -201,7 +202,7 @@ def load(
     backends.check_choice("activations", activations, backends.ACTIVATIONS)
     backends.check_choice("kv", kv, backends.CACHE_TYPES)
     target = Repack.parse(repack) if repack else None
-    engine = backends.open(backend, threads)
+    engine = backends.open(backend, threads) if isinstance(backend, str) else backend
     file = open_gguf(path, extra_types=extra_types)
     try:
         config = read_config(file)
@@ -211,16 +212,11 @@ def load(
         program = build_program(config, {info.name for info in tensors.values()}, rotated)
         reader = WeightReader(file, rotated, validate, target)
         backends.check_program(engine, program, reader.format)
+        options = {"positions": context, "chunk": chunk, "kv": kv, "activations": activations}
+        engine.reserve(program, reader.shape, **options)
         weights = reader.read(program, engine, tell)
-        session = engine.bind(
-            program,
-            weights,
-            rope_tables=_rope(reader, config, context),
-            positions=context,
-            chunk=chunk,
-            kv=kv,
-            activations=activations,
-        )
+        rope = _rope(reader, config, context)
+        session = engine.bind(program, weights, rope_tables=rope, **options)
         session.progress = lambda done, total, name, seconds: tell(
             f"compiling kernels, {seconds:.1f} s", done, total
         )
@@ -228,6 +224,7 @@ def load(
         return Model(reader, config, program, session, context)
     except BaseException:
         file.close()
+        engine.close()
         raise
 
 
@@ -251,8 +248,9 @@ def build_program(config: Config, tensors: Container[str], rotation: Rotation) -
     return family.build(config, tensors, rotation)
 
 
-def _notes(reader: WeightReader, config: Config) -> tuple[str, ...]:
-    notes = []
+def _notes(reader: WeightReader, config: Config, session: Any) -> tuple[str, ...]:
+    # a backend that was not asked for by name says why it runs
+    notes = [note] if (note := getattr(session.backend, "note", "")) else []
     skipped = mtp_tensors(reader.file, config)
     if skipped:
         blocks = "1 block" if config.mtp_layers == 1 else f"{config.mtp_layers} blocks"

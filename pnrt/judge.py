@@ -45,6 +45,9 @@ class ReferenceBackend:
             rows += [("matmul", form.name, "matmul"), ("embed", form.name, "embed")]
         return sorted(rows)
 
+    def reserve(self, program: Program, shape: Callable, **options: Any) -> None:
+        """Nothing to take beforehand."""
+
     def pack(
         self,
         format: str,
@@ -66,6 +69,9 @@ class ReferenceBackend:
     ) -> ReferenceSession:
         """Bind a program; see ReferenceSession for the options."""
         return ReferenceSession(self, program, weights, **options)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class ReferenceSession:

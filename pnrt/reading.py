@@ -46,6 +46,13 @@ class WeightReader:
             form = self.repack.target_of(form)
         return form.name if form else None
 
+    def shape(self, name: str) -> tuple[str, int, int]:
+        """Format, rows and columns of a tensor, or of a rotation's signs, as a backend gets it."""
+        if name.startswith(SIGNS):
+            return "f32", 1, int(name.removeprefix(SIGNS))
+        info = self.file.tensors[name]
+        return self.format(name), info.rows, info.columns
+
     def rows(self, name: str) -> np.ndarray:
         """[N, row_bytes] uint8 of a tensor in that format.
 

@@ -45,6 +45,8 @@ class CpuBackend:
     """numba kernels with explicit SIMD on `threads` threads."""
 
     name = "cpu"
+    # a sentence about why it was chosen
+    note = ""
 
     def __init__(self, threads: int | None = None):
         if threads is not None and threads < 1:
@@ -58,6 +60,9 @@ class CpuBackend:
             rows.append(("matmul", form, f"matmul_{form}"))
             rows.append(("embed", form, f"embed_{form}"))
         return sorted(rows)
+
+    def reserve(self, program: Program, shape: Callable, **options: Any) -> None:
+        """Nothing to take beforehand: the system gives memory as it is touched."""
 
     def pack(
         self,
@@ -127,6 +132,9 @@ class CpuBackend:
     def bind(self, program: Program, weights: Mapping[str, Any], **options: Any) -> CpuSession:
         """Bind a program; see CpuSession for the options."""
         return CpuSession(self, program, weights, **options)
+
+    def close(self) -> None:
+        """Nothing is held: packed matrices are arrays."""
 
 
 class CpuSession:

@@ -209,6 +209,14 @@ class Gpu:
         check_memory(f"{self.name}'s arena", self._used, self._size, self._size)
         return address
 
+    def mark(self) -> int:
+        """Where the arena's free part begins, for release."""
+        return self._used
+
+    def release(self, mark: int) -> None:
+        """Give back what was allocated after a mark; launches that use it must be done."""
+        self._used = mark
+
     def write(self, address: int, values: np.ndarray) -> None:
         """Copy an array to an address through pinned memory; the host may change it afterwards."""
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -30,20 +30,27 @@ class StandIn:
     processors = 1
 
     def __init__(self, nbytes: int = ARENA):
+        self._nbytes = nbytes
+        self._map()
+        self.launches: list[str] = []
+
+    def _map(self) -> None:
+        nbytes = self._nbytes
         self._memory = np.empty(nbytes + ALIGNMENT, np.uint8)
         skip = -self._memory.ctypes.data % ALIGNMENT
         self._memory = self._memory[skip : skip + nbytes]
         self._owned = np.zeros(nbytes, bool)
         # low addresses stay unmapped, so that a forgotten base is caught
         self._base, self._used = 1 << 32, 0
-        self.launches: list[str] = []
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
         return len(self._memory) - self._used, len(self._memory)
 
     def reserve(self, nbytes: int) -> None:
-        """A GPU takes its arena here; this one has it."""
+        """A GPU takes its arena here; this one has it, and after close maps another."""
+        if not len(self._memory):
+            self._map()
 
     def allocate(self, nbytes: int) -> int:
         """Address of nbytes of memory filled with 0xFF (NaN), aligned to 256."""
@@ -55,6 +62,15 @@ class StandIn:
         self._memory[at : at + nbytes] = 0xFF
         self._owned[at : at + nbytes] = True
         return self._base + at
+
+    def mark(self) -> int:
+        """Where free memory begins, for release."""
+        return self._used
+
+    def release(self, mark: int) -> None:
+        """Give back what was allocated after a mark."""
+        self._owned[mark : self._used] = False
+        self._used = mark
 
     def write(self, address: int, values: np.ndarray) -> None:
         """Copy an array to an address."""
@@ -102,6 +118,7 @@ class StandIn:
     def close(self) -> None:
         """Give the memory back."""
         self._memory = self._owned = np.empty(0, np.uint8)
+        self._used = 0
 
 
 def _meaning(name: str) -> Callable:

@@ -1,0 +1,194 @@
+"""Whole programs through the CUDA session on the stand-in: the CPU's bits, and its manners."""
+
+import numpy as np
+import pytest
+
+import pnrt
+from pnrt import backend
+from pnrt.cuda import launch, memory
+from pnrt.cuda.backend import CudaBackend
+from pnrt.cuda.standin import StandIn
+from pnrt.errors import DeviceError, FormatError, ModelError
+from pnrt.formats import FORMATS
+from pnrt.models.state import Snapshot
+from pnrt.testing import assert_bits_equal
+
+from ..golden_models import load_golden, path_of
+
+IDS = [1, 5, 9, 33, 7]
+
+
+def both(name, **options):
+    """The same tiny model on the CPU and on the stand-in."""
+    options = {"context": 32, "chunk": 3} | options
+    cuda = load_golden(name, backend=CudaBackend(StandIn()), **options)
+    return load_golden(name, **options), cuda
+
+
+@pytest.mark.parametrize("name", ["llama_m.pn", "qwen35_m.pnrots"])
+def test_logits_are_the_cpus(name):
+    """A prompt in parts of 3 and 1, a token, a snapshot, a step alone; then the bits once more."""
+    cpu, cuda = both(name)
+    with cpu, cuda:
+        expected = cpu.eval(IDS[:4], all=True)
+        assert_bits_equal("prompt", expected, cuda.eval(IDS[:4], all=True))
+        kept, theirs = cuda.snapshot(), cpu.snapshot()
+        _same(theirs, kept)
+        assert_bits_equal("token", cpu.eval(IDS[4:]), cuda.eval(IDS[4:]))
+        cuda.restore(kept)
+        cpu.restore(theirs)
+        assert cuda.session.run_greedy(IDS[4:]) == int(np.argmax(cpu.eval(IDS[4:])))
+        launches = cuda.session.launches()
+        assert launches["launches"] == 1
+        assert launches["graph_nodes"] >= len(cuda.program.steps) - 1
+        assert cuda.position == cpu.position == 5
+        cuda.reset()
+        assert_bits_equal("again", expected[:1], cuda.eval(IDS[:1], all=True))
+
+
+def _same(a: Snapshot, b: Snapshot):
+    assert a.position == b.position
+    for x, y in zip((*a.keys, *a.values), (*b.keys, *b.values), strict=True):
+        assert_bits_equal("cache", x, y)
+    for name, state in a.states.items():
+        assert_bits_equal(name, state, b.states[name])
+
+
+def test_float32_caches_and_activations():
+    cpu, cuda = both("llama_m.pn", kv="f32", activations="f32")
+    with cpu, cuda:
+        expected = cpu.eval(IDS[:2], all=True)
+        assert_bits_equal("prompt", expected, cuda.eval(IDS[:2], all=True))
+
+
+def test_an_observer_sees_every_step_with_the_same_bits():
+    cpu, cuda = both("qwen35_m.pnrots")
+    with cpu, cuda:
+        seen = {}
+        for model in (cpu, cuda):
+            taps = seen.setdefault(model.session.backend.name, {})
+
+            def note(tap, taps=taps):
+                taps[tap.step.name] = (tap.start, tap.T, tap.values().copy(), tap.kernels)
+
+            model.session.observer = note
+            model.eval(IDS[:2])
+        assert seen["cpu"].keys() == seen["cuda"].keys()
+        assert list(seen["cuda"]) == [step.name for step in cuda.program.steps]
+        for name, (start, T, values, _) in seen["cpu"].items():
+            assert seen["cuda"][name][:2] == (start, T)
+            assert_bits_equal(name, values, seen["cuda"][name][2])
+        weight = cuda.session.weights["output.weight"]
+        assert sum(n for *_, n in seen["cuda"]["output"][3]) == weight.nbytes
+        _redo(cuda, {name: values for name, (_, _, values, _) in seen["cuda"].items()})
+
+
+def _redo(model, values):
+    """Steps alone, from what the observer saw of their inputs."""
+    writer, done = {}, set()
+    for step in model.program.body:
+        given = {i: values[writer[i]] for i in step.inputs if i in writer}
+        if (
+            step.inputs
+            and step.op not in done
+            and given.keys() == set(step.inputs)
+            and step.output not in given
+        ):
+            done.add(step.op)
+            assert_bits_equal(step.name, values[step.name], model.session.redo(step.name, given, 0))
+        writer[step.output] = step.name
+    assert {"matmul", "rms_norm", "swiglu", "hadamard", "l2_norm"} <= done
+    embedded = model.session.redo(model.program.body[0].name, {"tokens": IDS[:2]}, 0)
+    assert_bits_equal("embed", values[model.program.body[0].name], embedded)
+
+
+def test_close_gives_the_memory_back_and_another_load_works():
+    engine = CudaBackend(StandIn(1 << 24))
+    for _ in range(2):
+        with load_golden("llama_m.pn", backend=engine, context=16, chunk=2) as model:
+            first = model.eval(IDS[:1])
+            assert engine.device.memory()[0] < 1 << 24
+        assert engine.device.memory() == (0, 0)
+    assert np.isfinite(first).all()
+
+
+def test_what_is_reserved_is_what_is_used():
+    class Noting(StandIn):
+        def reserve(self, nbytes):
+            self.reserved = nbytes
+
+    engine = CudaBackend(Noting())
+    with load_golden("qwen35_m.pnrots", backend=engine, context=16, chunk=2) as model:
+        shape = model.reader.shape
+        sizes = memory.sizes(model.program, 16, 2, "f16", "q8_0")
+        weights = sum(memory.whole(w.nbytes) for w in model.session.weights.values()
+                      if hasattr(w, "layout"))  # fmt: skip
+        needed = memory.needed(model.program, shape, sizes)
+        assert needed["weights"] == weights
+        assert set(model.session.at) == set(memory.regions(model.program, shape, sizes))
+        assert engine.device.reserved == sum(needed.values())
+
+
+def test_too_little_memory_is_refused_before_a_weight_is_read():
+    class Small(StandIn):
+        def reserve(self, nbytes):
+            launch.check_memory("small", nbytes, 1 << 16, 1 << 20)
+
+        def write(self, address, values):
+            raise AssertionError("written")
+
+    with pytest.raises(DeviceError, match=r"small: .* GiB are needed"):
+        load_golden("llama_m.pn", backend=CudaBackend(Small()))
+
+
+def test_a_full_context_and_a_value_that_is_not_finite():
+    _, cuda = both("qwen35_m.pnrots", context=4)
+    with cuda:
+        with pytest.raises(ModelError, match="the context is full"):
+            cuda.session.run(np.arange(5))
+        state = next(iter(cuda.program.states))
+        shape = cuda.program.states[state]
+        cuda.session.backend.device.write(cuda.session.at[state], np.full(shape, np.nan, "f4"))
+        with pytest.raises(ModelError, match="ssm_out: an input is NaN"):
+            cuda.eval(IDS[:1])
+        with pytest.raises(ModelError, match="those of a failed run"):
+            cuda.eval(IDS[:1])
+        cuda.reset()
+        assert np.isfinite(cuda.eval(IDS[:1])).all()
+
+
+def test_single_products_and_what_they_refuse():
+    engine, rng = CudaBackend(StandIn(1 << 24)), np.random.default_rng(0)
+    rows = FORMATS["q4_0"].quantize(rng.standard_normal((5, 64)).astype(np.float32))
+    told = []
+    weight = engine.pack("q4_0", rows, 64, lambda first, last: told.append((first, last)))
+    assert told == [(0, 5)]
+    x = rng.standard_normal((2, 64)).astype(np.float32)
+    free = engine.device.memory()[0]
+    for activations in backend.ACTIVATIONS:
+        expected = pnrt.reference.matmul("q4_0", rows, x, activations)
+        assert_bits_equal(activations, expected, engine.matmul(weight, x, activations))
+    assert engine.device.memory()[0] == free
+    with pytest.raises(FormatError, match="must be finite"):
+        engine.matmul(weight, x * np.float32(np.inf))
+    with pytest.raises(FormatError, match="q8_0 codes blocks of 32"):
+        engine.matmul(weight, x * np.float32(1e20))
+    with pytest.raises(DeviceError, match=r"backend cuda has no matmul kernel for q9.* It has"):
+        engine.pack("q9", rows, 64)
+
+
+def test_the_table_has_the_cpus_ops():
+    ops = {(op, form) for op, form, _ in CudaBackend(StandIn(1 << 16)).table()}
+    assert ops == {(op, form) for op, form, _ in backend.open("cpu").table()}
+
+
+def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch):
+    def none():
+        raise DeviceError("backend cuda: the driver finds no GPU")
+
+    monkeypatch.setattr(launch, "open_device", none)
+    with pytest.raises(DeviceError, match="finds no GPU"):
+        pnrt.load(path_of("llama_s.f32"), backend="cuda")
+    with pnrt.load(path_of("llama_s.f32"), backend="auto", context=16) as model:
+        assert model.session.backend.name == "cpu"
+        assert any("finds no GPU" in note for note in model.notes)
