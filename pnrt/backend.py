@@ -18,7 +18,7 @@ from pnrt.program import FORMAT_OPS, Program, Step
 if TYPE_CHECKING:
     from pnrt.models.state import Snapshot
 
-BACKENDS = ("cpu", "cuda", "auto", "reference")
+BACKENDS = ("cpu", "cuda", "reference")
 ACTIVATIONS = ("q8_0", "f32")
 CACHE_TYPES = ("f16", "f32")
 
@@ -141,7 +141,7 @@ def open(name: str, threads: int | None = None) -> Backend:
         from pnrt.judge import ReferenceBackend
 
         return ReferenceBackend()
-    raise DeviceError(f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}")
+    raise DeviceError(f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}, auto")
 
 
 def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -43,7 +43,8 @@ def bench(
         progress: called with (what runs, runs done, runs in all).
     Returns:
         a dict ready for JSON: runs (each name, tokens, seconds, and median, low and high in tokens
-        per second), threads and machine.
+        per second), backend, threads and machine; of a GPU also its name, and per generated token
+        the launches from the host and the kernels in the graph.
     Raises:
         ModelError: sizes that make no sense for this model.
     """
@@ -81,7 +82,11 @@ def bench(
             done += 1
         runs.append(_run(name, count, seconds[1:]))
     model.reset()
-    return {"runs": runs, "threads": model.threads, "machine": machine()}
+    session = model.session
+    result = {"runs": runs, "backend": session.backend.name, "threads": model.threads}
+    if hasattr(session, "launches"):
+        result |= {"device": session.backend.device.name, **session.launches()}
+    return {**result, "machine": machine()}
 
 
 def _run(name: str, tokens: int, seconds: list[float]) -> dict[str, Any]:

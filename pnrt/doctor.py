@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import platform
 import re
@@ -26,7 +25,7 @@ def doctor(kernels: bool = False) -> dict[str, Any]:
     """Look at the machine; nothing is changed.
 
     Args:
-        kernels: also list every (op, format, kernel) of the CPU backend.
+        kernels: also list every op and format with the kernel of each backend.
     Returns:
         a dict ready for JSON: pnrt, python, cpu, threads, cache, dependencies, optional, kernels
         (where asked for) and problems: a list of {"problem", "fix"}, empty on a sound machine.
@@ -181,22 +180,39 @@ def _cache(problems: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """What can be said about CUDA without starting a driver."""
-    installed = importlib.util.find_spec("numba_cuda") is not None
+    """Whether the CUDA backend can run here, in one sentence; it is no problem if not."""
+    from pnrt.cuda import launch
+
+    found: dict[str, Any] = {"numba_cuda": _version("numba-cuda")}
+    try:
+        device = launch.open_device()
+    except PnrtError as error:
+        return {**found, "device": None, "backend": str(error)}
+    facts = device.facts
+    device.close()
     return {
-        "numba_cuda": _version("numba-cuda") if installed else None,
-        "device_files": Path("/dev/nvidiactl").exists(),
-        "backend": "this version of pnrt has no CUDA backend",
+        **found,
+        "device": facts.name,
+        "capability": "{}.{}".format(*facts.capability),
+        "driver": "{}.{}".format(*facts.driver),
+        "free": facts.free,
+        "total": facts.total,
+        "backend": f"{facts.name}, {facts.free / 2**30:.1f} of {facts.total / 2**30:.1f} GiB free",
     }
 
 
-def _kernels(problems: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Every (op, format, kernel) of the CPU backend."""
+def _kernels(problems: list[dict[str, str]]) -> list[dict[str, str | None]]:
+    """Every (op, format) with the kernel of each backend, None where it has none."""
     from pnrt import backend
+    from pnrt.cuda.backend import table
 
     try:
         rows = backend.open("cpu").table()
     except PnrtError as error:
         problems.append({"problem": str(error), "fix": "see the message"})
         return []
-    return [{"op": op, "format": fmt, "cpu": kernel} for op, fmt, kernel in rows]
+    cpu, cuda = ({(op, form): kernel for op, form, kernel in t} for t in (rows, table()))
+    return [
+        {"op": op, "format": form, "cpu": cpu.get((op, form)), "cuda": cuda.get((op, form))}
+        for op, form in sorted(cpu.keys() | cuda.keys())
+    ]

@@ -258,7 +258,8 @@ def test_doctor_lists_kernels():
     result = pnrt("doctor", "--kernels", "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == (1 if report["problems"] else 0)
-    assert {"op", "format", "cpu"} == set(report["kernels"][0])
+    assert {"op", "format", "cpu", "cuda"} == set(report["kernels"][0])
+    assert all(k["cpu"] and k["cuda"] for k in report["kernels"])
     assert "pn3t" in {k["format"] for k in report["kernels"]}
     assert report["threads"]["because"]
     assert "threads" in pnrt("doctor").stdout

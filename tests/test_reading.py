@@ -12,6 +12,8 @@ import pnrt
 from pnrt import backend, reading
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.cpu import pack
+from pnrt.cuda.backend import CudaBackend
+from pnrt.cuda.standin import StandIn
 from pnrt.errors import FormatError
 from pnrt.models.presets import blueprint
 from pnrt.models.rotation import Rotation
@@ -34,9 +36,10 @@ def test_slices_are_packed_as_the_whole_is(monkeypatch, name, n):
 
 def test_every_backend_announces_every_row_once_in_order():
     rows = random_rows("pn4t", 50, 128)
-    for name in backend.BACKENDS:
+    engines = [backend.open("cpu"), backend.open("reference"), CudaBackend(StandIn(1 << 20))]
+    for engine in engines:
         told = []
-        backend.open(name).pack("pn4t", rows, 128, lambda *rows, told=told: told.append(rows))
+        engine.pack("pn4t", rows, 128, lambda *rows, told=told: told.append(rows))
         assert told[0][0] == 0
         assert told[-1][1] == 50
         assert all(a[1] == b[0] for a, b in itertools.pairwise(told))

@@ -13,6 +13,7 @@ from pnrt.cli.app import app
 from pnrt.cli.loading import load
 from pnrt.cli.options import (
     Activations,
+    Backend,
     Cache,
     Chunk,
     E4M3Id,
@@ -35,6 +36,7 @@ def score(
     ] = None,
     ctx: Annotated[int, typer.Option(help="tokens per window")] = 512,
     chunks: Annotated[int | None, typer.Option(help="use only the first windows")] = None,
+    backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
     kv: Cache = "f16",
@@ -49,7 +51,7 @@ def score(
 
     words = text.read_text(encoding="utf-8")
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"context": ctx, "e4m3_id": e4m3_id, "repack": repack}
+    options |= {"backend": backend, "context": ctx, "e4m3_id": e4m3_id, "repack": repack}
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load(file, **options))
         cut = scores.text_windows(model, words, ctx, chunks)
@@ -74,6 +76,7 @@ def bench(
     prompt: Annotated[int, typer.Option("-p", min=0, help="prompt tokens")] = 512,
     n: Annotated[int, typer.Option("-n", min=0, help="generated tokens")] = 128,
     repeats: Annotated[int, typer.Option("-r", min=1, help="counted runs of each")] = 3,
+    backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
     kv: Cache = "f16",
@@ -88,7 +91,7 @@ def bench(
     from pnrt.screen import models as screen
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"e4m3_id": e4m3_id, "repack": repack}
+    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
     start = time.perf_counter()
     with load(file, text=False, **options) as model:
         packed = time.perf_counter() - start

@@ -10,6 +10,9 @@ import typer
 File = Annotated[Path, typer.Argument(metavar="FILE", help="a model file")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON instead of a table")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: what the machine allows")]
+Backend = Annotated[
+    str, typer.Option(help="cpu, cuda, auto (cuda where a GPU can be used) or reference")
+]
 Activations = Annotated[str, typer.Option(help="q8_0 or f32: how products see their input")]
 Cache = Annotated[str, typer.Option("--kv", help="f16 or f32: how keys and values are kept")]
 Chunk = Annotated[int, typer.Option(min=1, help="prompt tokens per step; changes no result")]

@@ -11,6 +11,7 @@ from pnrt.cli.app import app
 from pnrt.cli.loading import extra_types, load, naming, prompted, sampling
 from pnrt.cli.options import (
     Activations,
+    Backend,
     Cache,
     Chunk,
     Context,
@@ -41,6 +42,7 @@ def run(
     top_p: TopP = 0.95,
     min_p: MinP = 0.05,
     seed: Seed = None,
+    backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
     kv: Cache = "f16",
@@ -57,7 +59,7 @@ def run(
     from pnrt.stream import Answer
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
+    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
     with load(file, context=context, **options) as model:
         tokens = model.tokenizer.encode(prompt, parse_special=True)
         answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
@@ -82,6 +84,7 @@ def chat(
     top_p: TopP = 0.95,
     min_p: MinP = 0.05,
     seed: Seed = None,
+    backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
     kv: Cache = "f16",
@@ -97,7 +100,7 @@ def chat(
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"e4m3_id": e4m3_id, "repack": repack}
+    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
     with load(file, context=context, **options) as model:
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
@@ -144,6 +147,7 @@ def logits(
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT")] = None,
     tokens: Annotated[str | None, typer.Option(metavar="1,2,3", help="ids, instead of -p")] = None,
     all_positions: Annotated[bool, typer.Option("--all", help="every position's logits")] = False,
+    backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
     kv: Cache = "f16",
@@ -160,7 +164,7 @@ def logits(
     from pnrt.container.writer import atomic
 
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
+    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
     with prompted(file, prompt, tokens, **options) as (model, ids):
         with watched(model, nan_stop, dispatch):
             values = model.eval(ids, chunk=chunk, all=all_positions)

@@ -9,7 +9,7 @@ import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import prompted
-from pnrt.cli.options import Activations, Cache, Chunk, E4M3Id, Json, Rotation, Threads
+from pnrt.cli.options import Activations, Backend, Cache, Chunk, E4M3Id, Json, Rotation, Threads
 from pnrt.cli.output import progress, show
 from pnrt.cli.watch import Dispatch, NanStop, watched
 from pnrt.errors import ModelError
@@ -19,7 +19,6 @@ Ids = Annotated[str | None, typer.Option("--tokens", metavar="1,2,3", help="ids,
 Taps = Annotated[
     list[str] | None, typer.Option(metavar="GLOB", help="only these steps, e.g. 'blk.*.ffn*'")
 ]
-Backend = Annotated[str, typer.Option(help="cpu, cuda or reference")]
 
 
 @app.command()

@@ -190,7 +190,7 @@ def table() -> list[tuple[str, str, str]]:
     """Rows (op, format or '-', kernel name) of the CUDA backend, on any machine."""
     rows = [(op, "-", kernel.name) for op, kernel in OPS.items()]
     for form in pack.CODECS:
-        rows += [("matmul", form, f"matmul_{form}"), ("embed", form, f"decode_{form}")]
+        rows += [("matmul", form, f"matmul_{form}"), ("embed", form, f"embed_{form}_host")]
     return sorted(rows)
 
 

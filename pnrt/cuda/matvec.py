@@ -203,7 +203,7 @@ def _in_shared(name: str, K: int) -> Kernel:
         for r in unroll(ROWS):
             v[r] = unit(v[r], q[r], x, s[r], bits_to_float(dx), first, second, third)
 
-    @kernel(name=f"matvec_{name}_{K}", threads=32 * warps, registers=64)
+    @kernel(name=f"matmul_{name}_{K}_q8_0_vector", threads=32 * warps, registers=64)
     def matvec(codes: u64, scales: u64, more: u64, x: u64, out: u64, N: u32):
         """out [N] f32; the block keeps the activations in shared memory, a warp takes two rows."""
         base = shared(units * UNIT_BYTES)
@@ -256,7 +256,7 @@ def _pn3t(K: int) -> Kernel:
             acc = fma(f32((near << 6) + far), (high if which else low) * dx[block], acc)
         return acc
 
-    @kernel(name=f"matvec_pn3t_{K}", threads=128, registers=128)
+    @kernel(name=f"matmul_pn3t_{K}_q8_0_vector", threads=128, registers=128)
     def matvec(codes: u64, scales: u64, more: u64, x: u64, out: u64, N: u32):
         """out [N] f32; a lane keeps its one unit of activations in registers for all its rows."""
         a = m = z = dx = w = d = v = registers()

@@ -199,7 +199,7 @@ class CudaSession:
         self.backend.device.write(self.at[step.output], values)
         if self.observer:
             seconds = time.perf_counter() - began
-            kernels = ((f"decode_{form}", seconds, 0),)
+            kernels = ((f"embed_{form}_host", seconds, 0),)
             self.observer(Tap(step, self.position, len(tokens), lambda: values, kernels))
 
     def write_control(self, T: int, start: int, rows: int, first: int) -> None:

@@ -90,7 +90,7 @@ def _steps(session: CudaSession) -> tuple[dict[str, Step], dict[str, int]]:
 
 def _bytes(session: CudaSession, step: Step, kernel: str) -> int:
     """Weight bytes a launch reads; what prepares activations reads none."""
-    if step.op == "matmul" and kernel.startswith(("matmul", "matvec")):
+    if step.op == "matmul" and kernel.startswith("matmul"):
         return session.weights[step.weights[0]].nbytes
     return 0
 

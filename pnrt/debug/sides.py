@@ -175,12 +175,12 @@ def check_side(word: str, file: Path | None) -> None:
     if tier and backend == "cpu":
         tier_environment(tier)
         _needed(word, file)
-    elif word in (*BACKENDS, "cuda"):
+    elif word in BACKENDS:
         open_backend(word)
         _needed(word, file)
     elif not Path(word).exists():
         raise ModelError(
-            f"{word}: is no file and no side; a side is one of {', '.join(BACKENDS)}, cuda, "
+            f"{word}: is no file and no side; a side is one of {', '.join(BACKENDS)}, "
             f"cpu:{', cpu:'.join(TIERS)}, a trace or a model file. Check the name."
         )
 
@@ -199,7 +199,7 @@ def open_side(
     backend, _, tier = word.partition(":")
     if tier and backend == "cpu":
         return Remote(word, _needed(word, file), tier, options)
-    if word in (*BACKENDS, "cuda"):
+    if word in BACKENDS:
         threads = {} if word == "cpu" else {"threads": None}
         return Live(word, _needed(word, file), {**options, **threads, "backend": word}, progress)
     path = Path(word)

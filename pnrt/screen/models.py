@@ -120,11 +120,22 @@ def bench_table(result: dict[str, Any]) -> Renderable:
     rows = [
         ("model", f"{result['file']}, {size(result['bytes'])}"),
         ("cpu", f"{machine['cpu']} ({machine['target']}), {result['threads']} threads"),
+        ("backend", _where(result)),
         ("settings", f"activations {result['activations']}, cache {result['kv']}"),
         ("load", f"{result['load_seconds']:.2f} s, packing and compiling included"),
         ("versions", f"pnrt {machine['pnrt']}, numba {machine['numba']}, numpy {machine['numpy']}"),
     ]
     return group(out, facts(rows))
+
+
+def _where(result: dict[str, Any]) -> str:
+    """The backend of a measurement, with what a token costs in launches where it is a GPU's."""
+    if "device" not in result:
+        return result["backend"]
+    return (
+        f"{result['backend']} on {result['device']}: {result['launches']} launches per token, "
+        f"{result['graph_nodes']} kernels in the graph"
+    )
 
 
 def doctor_screen(report: dict[str, Any]) -> Renderable:
@@ -154,7 +165,7 @@ def doctor_screen(report: dict[str, Any]) -> Renderable:
     if report.get("kernels"):
         out = table("op", "format", "cpu", "cuda", title="\nkernels")
         for k in report["kernels"]:
-            out.add_row(k["op"], k["format"], k["cpu"], "-")
+            out.add_row(k["op"], k["format"], k["cpu"] or "-", k["cuda"] or "-")
         parts.append(out)
     for p in report["problems"]:
         parts.append(Text(f"problem: {p['problem']}\n    fix: {p['fix']}", style="red"))

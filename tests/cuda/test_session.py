@@ -5,9 +5,11 @@ import pytest
 
 import pnrt
 from pnrt import backend
+from pnrt.bench import bench
 from pnrt.cuda import launch, memory
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.standin import StandIn
+from pnrt.debug.dispatch import Dispatch
 from pnrt.errors import DeviceError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.models.state import Snapshot
@@ -192,3 +194,17 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch):
     with pnrt.load(path_of("llama_s.f32"), backend="auto", context=16) as model:
         assert model.session.backend.name == "cpu"
         assert any("finds no GPU" in note for note in model.notes)
+
+
+def test_dispatch_and_bench_of_a_run_on_the_device():
+    with load_golden("qwen35_m.pnrots", backend=CudaBackend(StandIn()), context=8) as model:
+        seen = Dispatch(model)
+        model.session.observer = seen
+        model.eval(IDS[:1])
+        model.session.observer = None
+        report = seen.report()
+        assert report["fallbacks"] == 0, [r["kernel"] for r in report["rows"] if r["fallback"]]
+        assert {r["format"] for r in report["rows"]} >= {"pn3t", "pn4t", "-"}
+        result = bench(model, prompt=0, generate=1, repeats=1)
+        assert (result["backend"], result["device"]) == ("cuda", "stand-in")
+        assert result["graph_nodes"] > len(model.program.steps)

@@ -105,11 +105,10 @@ def test_wrong_usage_is_exit_2(args, words):
     assert words in done.output
 
 
-def test_cuda_is_refused_where_it_is_absent():
-    from pnrt.backend import BACKENDS
+def test_cuda_is_refused_where_it_is_absent(monkeypatch):
+    from pnrt.cuda import launch
 
-    if "cuda" in BACKENDS:
-        pytest.skip("this pnrt has a CUDA backend; its own tests ask what it says without a GPU")
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     done = pnrt("diff", Q4, "cpu", "cuda", *IDS)
     assert done.exit_code == 2
     assert "cuda" in done.stderr
