@@ -101,9 +101,11 @@ def build(kernel: Kernel, capability: tuple[int, int] = P100) -> Built:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     text, entry = ptx(kernel, capability)
+    # the budget is Pascal's; later cards multiply in other ways and need more registers
+    most = kernel.registers if capability[0] == 6 else min(255, 65536 // kernel.threads)
     options = LinkerOptions(
         arch=f"sm_{capability[0]}{capability[1]}",
-        max_register_count=kernel.registers,
+        max_register_count=most,
         ptxas_options=["-v"],
     )
     linker = Linker(ObjectCode.from_ptx(text.encode()), options=options)
