@@ -69,8 +69,9 @@ class CudaSession:
 
     def _write_constants(self, rope_tables: tuple[np.ndarray, np.ndarray]) -> None:
         device = self.backend.device
-        for name, values in zip(("cos", "sin"), rope_tables, strict=True):
-            device.write(self.at[name], np.ascontiguousarray(values, np.float32))
+        if any(step.op == "rope" for step in self.program.steps):
+            for name, values in zip(("cos", "sin"), rope_tables, strict=True):
+                device.write(self.at[name], np.ascontiguousarray(values, np.float32))
         for step in self.program.steps:
             for name in step.weights if step.op not in ("matmul", "embed") else ():
                 values = self.weights[name]
@@ -192,15 +193,18 @@ class CudaSession:
         self.position += T
 
     def embed(self, tokens: np.ndarray) -> None:
-        """Decode the rows of tokens into the slot of the first step, telling the observer."""
-        step, began = self.program.body[0], time.perf_counter()
-        form, rows = self.weights[f"{step.weights[0]}:rows"]
-        values = embed.lookup(form, rows, tokens)
-        self.backend.device.write(self.at[step.output], values)
-        if self.observer:
-            seconds = time.perf_counter() - began
-            kernels = ((f"embed_{form}_host", seconds, 0),)
-            self.observer(Tap(step, self.position, len(tokens), lambda: values, kernels))
+        """Decode the rows of tokens on the host, into their slots; tells the observer."""
+        for step in self.program.body:
+            if step.op != "embed":
+                continue
+            began = time.perf_counter()
+            form, rows = self.weights[f"{step.weights[0]}:rows"]
+            values = embed.lookup(form, rows, tokens)
+            self.backend.device.write(self.at[step.output], values)
+            if self.observer:
+                taken = time.perf_counter() - began
+                kernels = ((f"embed_{form}_host", taken, 0),)
+                self.observer(Tap(step, self.position, len(tokens), lambda v=values: v, kernels))
 
     def write_control(self, T: int, start: int, rows: int, first: int) -> None:
         """Tell kernels of the body T tokens from position start on, those of the head their rows.
@@ -221,7 +225,7 @@ class CudaSession:
             tap.walk(self, self.bound(part, T))
 
     def _check(self) -> None:
-        """Refuse what a product could not code; the first flag names the cause."""
+        """Wait, and refuse what a product could not code; the first flag names the cause."""
         flags = self.backend.device.read(self.at["flags"], len(self._flags), np.uint32)
         if flags.any():
             bad = self._flags[int(flags.argmax())]
