@@ -13,6 +13,8 @@ from pnrt.formats import FORMATS
 from pnrt.formats.fp8 import INTEGERS
 from pnrt.jit import Kernel, cpu_features, inline, kernel
 
+# bytes of codes asked for ahead of their use: the hardware's own stops at every page
+AHEAD = 2048
 _left7, _left14 = shift_left(7), shift_left(14)
 
 
@@ -174,6 +176,8 @@ def one_kernel(name: str) -> Kernel:
                 for i in range(lanes):
                     acc = simd.zero()
                     for u in range(read_i64(steps + 16 * i), units, LANES):
+                        for line in range(0, nbytes, 64):
+                            simd.prefetch(w + AHEAD + line)
                         acc = unit(acc, w, p0, p1, p2, p3, u, x, d, s)
                         w += nbytes
                     stack = finish(acc, read_i64(steps + 16 * i + 8), stack)

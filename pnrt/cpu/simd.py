@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
@@ -144,6 +145,20 @@ write_f32 = _writer(types.float32, 4)
 write_i32 = _writer(types.int32, 4)
 write_u16 = _writer(types.uint16, 2)
 write_u8 = _writer(types.uint8, 1)
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Ask for the cache line at an address, which need not exist."""
+
+    def emit(context, b, signature, args):
+        at, read, keep, data = pointer(b, args[0], I8), *(ir.Constant(I32, n) for n in (0, 3, 1))
+        kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
+        name = "llvm.prefetch.p0"
+        b.call(cgutils.get_or_insert_function(b.module, kind, name), [at, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @intrinsic
