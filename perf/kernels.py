@@ -31,8 +31,10 @@ ROWS = 64
 # weights per timed run at least, so that starting a parallel region does not count
 RUN = 20_000_000
 # the one shape that llama.cpp's own benchmark of products covers
-LLAMA = {"type": "q4_K", "m": 4096, "k": 14336}
-LLAMA_LINE = re.compile(r"type_a=q4_K,.*?m=4096,n=(\d+),k=14336,.*?([\d.]+) us/run")
+LLAMA = {"m": 4096, "k": 14336}
+LLAMA_LINE = re.compile(r"type_a=(\w+),.*?m=4096,n=(\d+),k=14336,.*?([\d.]+) us/run")
+# what a format that llama.cpp lacks is held against; the others meet themselves
+RIVALS = {"pn3t": "q4_K", "pn4t": "q4_K"} | dict.fromkeys(("e4m3", "mxfp8", "mxfp8_264"), "q8_0")
 
 
 def case(name: str, N: int, K: int, tokens: list[int], threads: int) -> list[dict[str, Any]]:
@@ -102,55 +104,64 @@ def _gate(name: str, base: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         )
 
 
-def llama(path: Path, tokens: list[int]) -> dict[int, float]:
-    """Seconds per product of llama.cpp's CPU backend by number of tokens, for LLAMA's shape.
+def llama(path: Path, types: list[str], tokens: list[int]) -> dict[tuple[str, int], float]:
+    """Seconds per product of llama.cpp's CPU backend by type and number of tokens, 4096 x 14336.
 
     Args:
         path: its program test-backend-ops.
-    Raises: DeviceError if it cannot be run or says nothing about these tokens.
+        types: its names of the weights' types.
+    Raises: DeviceError if it cannot be run or says nothing about one of these.
     """
-    ns = "|".join(map(str, tokens))
-    pattern = f"type_a=q4_K,type_b=f32,m=4096,n=({ns}),k=14336,bs=.1,1.,nr=.1,1."
+    ns, names = "|".join(map(str, tokens)), "|".join(types)
+    pattern = f"type_a=({names}),type_b=f32,m=4096,n=({ns}),k=14336,bs=.1,1.,nr=.1,1."
     command = [str(path), "perf", "-b", "CPU", "-o", "MUL_MAT", "-p", pattern]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise DeviceError(f"{path}: {error.strerror}. Name llama.cpp's test-backend-ops.") from None
-    found = {int(n): float(us) / 1e6 for n, us in LLAMA_LINE.findall(ran.stdout)}
-    found = {T: found[T] for T in tokens if T in found}
-    if ran.returncode or not found:
+    lines = LLAMA_LINE.findall(ran.stdout)
+    found = {(name, int(n)): float(us) / 1e6 for name, n, us in lines}
+    found = {key: found[key] for key in ((t, n) for t in types for n in tokens) if key in found}
+    if ran.returncode or not {name for name, _ in found}.issuperset(types):
         raise DeviceError(
-            f"{path}: exit status {ran.returncode} and times for n = {sorted(found)}; n = {ns} of "
-            "q4_K 4096 x 14336 was asked for. A negative status is a signal: -4 means that the "
-            "build uses instructions this machine does not have."
+            f"{path}: exit status {ran.returncode} and times for {sorted(found)}; n = {ns} of "
+            f"{names} 4096 x 14336 was asked for. A negative status is a signal: -4 means that "
+            "the build uses instructions this machine does not have."
         )
     return found
 
 
-def compare(results: list[dict[str, Any]], rounds: list[dict[int, float]]) -> list[dict[str, Any]]:
-    """llama.cpp's median per number of tokens, and the ratio of each of our results to it.
+def compare(
+    results: list[dict[str, Any]], rounds: list[dict[tuple[str, int], float]]
+) -> list[dict[str, Any]]:
+    """llama.cpp's median per type and number of tokens, and the ratio of our results to it.
 
     The ratio is of weights per second, which at the same T is that of GFLOP/s.
     """
     out = []
-    for T in sorted(set.intersection(*map(set, rounds))):
-        time = statistics.median(r[T] for r in rounds)
+    for name, T in set.intersection(*map(set, rounds)):
+        runs = [r[name, T] for r in rounds]
+        time = statistics.median(runs)
         weights = LLAMA["m"] * LLAMA["k"] / time / 1e9
-        ours = [r for r in results if r["T"] == T]
-        ratios = {f"{r['format']} {r['N']}x{r['K']}": _whole(r) / weights for r in ours}
-        runs = [r[T] for r in rounds]
+        ours = [r for r in results if r["T"] == T and rival(r["format"]) == name]
         out.append(
             {
+                "type": name,
                 **LLAMA,
                 "T": T,
                 "runs": runs,
                 "seconds": time,
                 "gweights_per_s": weights,
                 "gflop_per_s": 2 * T * weights,
-                "ratios": ratios,
+                "ratios": {f"{r['format']} {r['N']}x{r['K']}": _whole(r) / weights for r in ours},
             }
         )
-    return out
+    return sorted(out, key=lambda r: (r["type"], r["T"]))
+
+
+def rival(name: str) -> str:
+    """The type of llama.cpp a format is held against."""
+    return RIVALS.get(name, name)
 
 
 def _whole(r: dict[str, Any]) -> float:
@@ -182,7 +193,7 @@ def report(data: dict[str, Any]) -> str:
         lines.append(f"{r['format']} T={r['T']}: {how} in {r['compile_seconds']:.2f} s")
     for r in data.get("llama", []):
         lines.append(
-            f"llama.cpp q4_K 4096 x 14336 T={r['T']}: {1e6 * r['seconds']:.0f} us, "
+            f"llama.cpp {r['type']} 4096 x 14336 T={r['T']}: {1e6 * r['seconds']:.0f} us, "
             f"{r['gweights_per_s']:.2f} Gw/s, {r['gflop_per_s']:.0f} GFLOP/s; pnrt / llama.cpp: "
             + ", ".join(f"{name} {ratio:.2f}" for name, ratio in r["ratios"].items())
         )
@@ -222,7 +233,8 @@ def main(words: list[str] | None = None) -> int:
     a = arguments(words)
     load = os.getloadavg()[0]
     try:
-        rounds = [llama(a.llama, a.tokens)] if a.llama else []
+        types = sorted({rival(name) for name in a.formats})
+        rounds = [llama(a.llama, types, a.tokens)] if a.llama else []
         read = measure.read_bandwidth(a.threads)
         results, skipped = [], []
         for name in a.formats:
@@ -232,7 +244,7 @@ def main(words: list[str] | None = None) -> int:
                     continue
                 results += case(name, N, K, a.tokens, a.threads)
         # before and after, so that a machine that changes its mind shows
-        rounds += [llama(a.llama, a.tokens)] if a.llama else []
+        rounds += [llama(a.llama, types, a.tokens)] if a.llama else []
     except PnrtError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

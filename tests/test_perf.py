@@ -84,7 +84,7 @@ def test_kernels_beside_llama(tmp_path, capsys):
     seconds = ours["product"]["median"] + ours["quantize"]["median"]
     ratio = 80 * 320 / seconds / 1e9 / beside["gweights_per_s"]
     assert beside["ratios"] == {"pn4t 80x320": pytest.approx(ratio)}
-    assert "-b CPU -o MUL_MAT -p type_a=q4_K" in Path(f"{fake}.arguments").read_text()
+    assert "-b CPU -o MUL_MAT -p type_a=(q4_K)" in Path(f"{fake}.arguments").read_text()
     assert kernels.main([*words, "--llama", str(program(tmp_path / "no", "nothing"))]) == 2
     assert kernels.main([*words, "--llama", str(tmp_path / "missing")]) == 2
     assert "missing: No such file" in capsys.readouterr().err
