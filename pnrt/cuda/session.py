@@ -131,6 +131,11 @@ class CudaSession:
                 self.progress(done + 1, len(first), call.kernel.name, seconds)
         self.sequence("both", 1)
 
+    def use_graph(self, on: bool) -> None:
+        """Start a token's launches as one graph, or one by one."""
+        self.backend.graph = on
+        self._ready.clear()
+
     def launches(self) -> dict[str, int]:
         """Launches from the host and kernels in the graph, per generated token."""
         sequence = self.sequence("both", 1)
