@@ -154,14 +154,23 @@ class Model:
         """
         stop = self.tokenizer.eog
         logits = self.eval(tokens, chunk)
+        if n < 1:
+            return
+        token = sampler.sample(logits) if sampler else int(np.argmax(logits))
         for i in range(n):
-            token = sampler.sample(logits) if sampler else int(np.argmax(logits))
             if token in stop:
                 return
             yield token
             if i + 1 == n or self.position == self.context:
                 return
-            logits = self.eval([token])
+            token = self._after(token, sampler)
+
+    def _after(self, token: int, sampler: Sampler | None) -> int:
+        """Feed a token; the next one. A GPU finds the likeliest itself: no logits are copied."""
+        if sampler is None and hasattr(self.session, "run_greedy"):
+            return self.session.run_greedy([token])
+        logits = self.eval([token])
+        return sampler.sample(logits) if sampler else int(np.argmax(logits))
 
 
 def load(

@@ -19,6 +19,7 @@ from pnrt.cuda import (
     pack,
     rope,
     rotate,
+    upload,
 )
 from pnrt.cuda.session import CudaSession
 from pnrt.errors import FormatError
@@ -43,8 +44,8 @@ OPS = {
     "swiglu": elementwise.swiglu_kernel,
     "take": embed.take_kernel,
 }
-# bytes of a matrix packed while the slice before is copied
-SLICE = 32 << 20
+# bytes of a matrix's rows that are announced at a time
+SLICE = 4 * upload.PIECE
 # taken where nobody said how much will be needed: single products, self-tests
 ARENA = 1 << 30
 
@@ -114,7 +115,7 @@ class CudaBackend:
         K: int,
         before: Callable[[int, int], None] | None = None,
     ) -> Weight:
-        """Arrange a matrix in planes on the device; a slice is packed while another is copied.
+        """Arrange a matrix in planes on the device; pieces are packed while others are copied.
 
         Args: as pnrt.backend.Backend.
         Raises: DeviceError for a format without a kernel or too little memory, FormatError for rows
@@ -135,9 +136,7 @@ class CudaBackend:
             part = rows[first : first + step]
             if before:
                 before(first, first + len(part))
-            planes = pack.pack_rows(format, part, K)
-            for offset, nbytes, plane in zip(layout.offsets, layout.row_bytes, planes, strict=True):
-                self.device.write(weight.address + offset + first * nbytes, plane)
+            upload.upload(self.device, [upload.Matrix(layout, part, weight.address, first)])
         return weight
 
     def matmul(self, weight: Weight, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:

@@ -16,11 +16,15 @@ PIECE = 8 << 20
 
 
 class Matrix(NamedTuple):
-    """What to copy where: rows [N, row bytes] uint8 of the file, to a packed layout at address."""
+    """What to copy where: rows [n, row bytes] uint8 of the file, to a packed layout at address.
+
+    start: the row of the matrix that rows begins with.
+    """
 
     weight: Weight
     rows: np.ndarray
     address: int
+    start: int = 0
 
 
 def pieces(matrix: Matrix) -> Iterator[tuple[int, int]]:
@@ -50,7 +54,7 @@ def upload(
         matrix, first, last, packed = waiting.popleft()
         sizes, offsets = matrix.weight.row_bytes, matrix.weight.offsets
         for plane, size, offset in zip(packed.result(), sizes, offsets, strict=True):
-            device.write(matrix.address + offset + first * size, plane)
+            device.write(matrix.address + offset + (matrix.start + first) * size, plane)
         if progress:
             progress((last - first) * matrix.rows.shape[1])
 

@@ -6,7 +6,8 @@ import pytest
 import pnrt
 from pnrt import backend
 from pnrt.bench import bench
-from pnrt.cuda import launch, memory
+from pnrt.cuda import backend as backends
+from pnrt.cuda import launch, memory, upload
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.standin import StandIn
 from pnrt.debug.dispatch import Dispatch
@@ -46,6 +47,9 @@ def test_logits_are_the_cpus(name):
         assert cuda.position == cpu.position == 5
         cuda.reset()
         assert_bits_equal("again", expected[:1], cuda.eval(IDS[:1], all=True))
+        cpu.reset()
+        cpu.eval(IDS[:1])
+        assert list(cuda.generate(IDS[1:3], n=3)) == list(cpu.generate(IDS[1:3], n=3))
 
 
 def _same(a: Snapshot, b: Snapshot):
@@ -208,3 +212,15 @@ def test_dispatch_and_bench_of_a_run_on_the_device():
         result = bench(model, prompt=0, generate=1, repeats=1)
         assert (result["backend"], result["device"]) == ("cuda", "stand-in")
         assert result["graph_nodes"] > len(model.program.steps)
+
+
+def test_a_matrix_arrives_whole_whatever_the_slices(monkeypatch):
+    monkeypatch.setattr(backends, "SLICE", 700)
+    monkeypatch.setattr(upload, "PIECE", 200)
+    engine, rng = CudaBackend(StandIn(1 << 22)), np.random.default_rng(0)
+    rows = FORMATS["pn3t"].quantize(rng.standard_normal((23, 240)).astype(np.float32))
+    told = []
+    weight = engine.pack("pn3t", rows, 240, lambda first, last: told.append((first, last)))
+    assert told == [(first, min(first + 6, 23)) for first in range(0, 23, 6)]
+    x = rng.standard_normal((1, 240)).astype(np.float32)
+    assert_bits_equal("sliced", pnrt.reference.matmul("pn3t", rows, x), engine.matmul(weight, x))
