@@ -29,10 +29,8 @@ from pnrt.cpu.simd import (
     load_f32,
     load_half,
     load_i32,
-    mul,
     read_i64,
     shift_left,
-    to_f32,
 )
 from pnrt.cpu.tiles import tiles
 from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
@@ -82,7 +80,7 @@ def _tile_dot(tile, tier: str):
 
 def _tile_unit(record: Record, tile, tier: str):
     """unit(acc, w, u, x, d, s, f, products): one unit of a tile of tokens from its records."""
-    T, scale = tile.count, tile.splat_f32
+    T, accumulate, accumulate_offset = tile.count, tile.accumulate, tile.accumulate_offset
     dot, offset, planes, nbytes = (
         _tile_dot(tile, tier), record.offset, record.planes, record.nbytes,
     )  # fmt: skip
@@ -98,22 +96,22 @@ def _tile_unit(record: Record, tile, tier: str):
         return dot(w, x, s, product, which)
 
     @inline
-    def segment(acc, w, index, x, dx, s, f, product, which):
+    def segment(acc, w, index, x, d, s, f, product, which):
         at = w + 512 * planes + 64 * index
-        acc = fma(to_f32(total(w, x, s, product, which)), mul(load_f32(at), dx), acc)
+        sums = total(w, x, s, product, which)
         if offset:
             m = load_f32(at + 64 * segments)
-            acc = fma(scale(f + 4 * which, 4 * SUMS), mul(m, dx), acc)
-        return acc
+            return accumulate_offset(acc, sums, load_f32(at), m, d, f + 4 * which)
+        return accumulate(acc, sums, load_f32(at), d)
 
     @inline
     def block(acc, w, split, b, x, d, s, f, product):
-        x, dx = x + b * T * 32, scale(d + b * T * 4, 4)
+        x, d = x + b * T * 32, d + b * T * 4
         s, f = s + b * T * 12, f + b * T * 12
         if split:
-            acc = segment(acc, w, 0, x, dx, s, f, product, 0)
-            return segment(acc, w, 1, x, dx, s, f, product + 1024, 1)
-        return segment(acc, w, 0, x, dx, s, f, product, 2)
+            acc = segment(acc, w, 0, x, d, s, f, product, 0)
+            return segment(acc, w, 1, x, d, s, f, product + 1024, 1)
+        return segment(acc, w, 0, x, d, s, f, product, 2)
 
     if record.split == 80:
 

@@ -13,14 +13,19 @@ from pnrt.cpu.emit import (
     I16,
     I32,
     I64,
+    call_named,
     constant,
     half_to_float,
     load_vector,
     splat,
     store_vector,
     vector,
-)
+)  # fmt: skip
 from pnrt.cpu.simd import Tile, f32x16, i32x16
+
+
+def _behind(b, address, nbytes):
+    return b.add(address, ir.Constant(I64, nbytes))
 
 
 def tiles(count: int) -> SimpleNamespace:
@@ -72,7 +77,48 @@ def tiles(count: int) -> SimpleNamespace:
 
         return types.void(types.int64, types.int64, Tile(f32x16, count)), code
 
+    sums, products = Tile(f32x16, count), Tile(i32x16, count)
+
+    def scaled(b, t, acc, total, factor, dx, sum_):
+        # one token after the other: op after op would keep every token's scale in a register
+        scale = b.fmul(factor, splat(b, load_vector(b, _behind(b, dx, 4 * t), FLOAT, 4)))
+        return call_named(b, "llvm.fma.v16f32", acc.type, [sum_(b, t, total), scale, acc])
+
+    def converted(b, t, total):
+        return b.sitofp(b.extract_value(total, t), f32x16.llvm)
+
+    @intrinsic
+    def accumulate(typingctx, acc, total, dw, dx):
+        """acc + float(total) * (dw * dx), rounded twice; dx: address of one float32 per token."""
+
+        def code(context, b, signature, args):
+            acc, total, dw, dx = args
+            for t in range(count):
+                one = scaled(b, t, b.extract_value(acc, t), total, dw, dx, converted)
+                acc = b.insert_value(acc, one, t)
+            return acc
+
+        return sums(sums, products, f32x16, types.int64), code
+
+    @intrinsic
+    def accumulate_offset(typingctx, acc, total, dw, m, dx, f):
+        """The same, then f * (m * dx); f: address of three float32 per token, the first counts."""
+
+        def given(b, t, f):
+            return splat(b, load_vector(b, _behind(b, f, 12 * t), FLOAT, 4))
+
+        def code(context, b, signature, args):
+            acc, total, dw, m, dx, f = args
+            for t in range(count):
+                one = scaled(b, t, b.extract_value(acc, t), total, dw, dx, converted)
+                acc = b.insert_value(acc, scaled(b, t, one, f, m, dx, given), t)
+            return acc
+
+        return sums(sums, products, f32x16, f32x16, types.int64, types.int64), code
+
     return SimpleNamespace(
+        accumulate=accumulate,
+        accumulate_offset=accumulate_offset,
         count=count,
         zeros=zeros,
         izeros=izeros,
