@@ -6,8 +6,8 @@ import pytest
 import pnrt
 from pnrt import backend
 from pnrt.bench import bench
+from pnrt.cuda import attention, launch, memory, upload
 from pnrt.cuda import backend as backends
-from pnrt.cuda import launch, memory, upload
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.standin import StandIn
 from pnrt.debug.dispatch import Dispatch
@@ -224,3 +224,17 @@ def test_a_matrix_arrives_whole_whatever_the_slices(monkeypatch):
     assert told == [(first, min(first + 6, 23)) for first in range(0, 23, 6)]
     x = rng.standard_normal((1, 240)).astype(np.float32)
     assert_bits_equal("sliced", pnrt.reference.matmul("pn3t", rows, x), engine.matmul(weight, x))
+
+
+def test_attention_and_logits_in_parts(monkeypatch):
+    """A chunk of 5: attention takes 2 tokens at a time, the head 2 rows."""
+    monkeypatch.setattr(memory, "HEAD_ROWS", 2)
+    with load_golden("llama_m.pn", context=32) as cpu:
+        heads, dim = cpu.config.n_heads[0], cpu.config.head_dim
+        monkeypatch.setattr(memory, "SCRATCH", 2 * attention.scratch_bytes(heads, dim, 32))
+        engine = CudaBackend(StandIn())
+        with load_golden("llama_m.pn", backend=engine, context=32, chunk=5) as cuda:
+            assert (cuda.session.size.attended, cuda.session.size.batches) == (2, 3)
+            for _ in range(2):
+                expected = cpu.eval(IDS, all=True)
+                assert_bits_equal("parts", expected, cuda.eval(IDS, all=True))
