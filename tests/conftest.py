@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from pnrt.demo import cached_model
+from pnrt.jit import default_threads
 
 RAN = ("passed", "failed", "error", "xfailed", "xpassed")
 _own_cache: Path | None = None
+# cases in a run that is worth compiling beside
+MANY = 1000
+_warming: list[subprocess.Popen] = []
 
 
 def pytest_configure(config):
@@ -33,8 +39,18 @@ def pytest_configure(config):
             (_own_cache / "models" / model.name).symlink_to(model)
 
 
+def pytest_collection_finish(session):
+    """Where all tests run, another CPU compiles the kernels of the formats meanwhile."""
+    if len(session.items) > MANY and default_threads()[0] > 1:
+        command, root = [sys.executable, "-m", "tests.warm"], Path(__file__).parents[1]
+        _warming.append(subprocess.Popen(command, cwd=root))
+
+
 def pytest_unconfigure(config):
     """Remove the session's cache."""
+    for process in _warming:
+        process.kill()
+        process.wait()
     if _own_cache:
         os.environ.pop("PNRT_CACHE", None)
         shutil.rmtree(_own_cache, ignore_errors=True)

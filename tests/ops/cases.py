@@ -7,7 +7,7 @@ from pnrt.formats import FORMATS
 QUANTIZED = tuple(f.name for f in FORMATS.values() if f.weight and f.group)
 FLOATS = tuple(f.name for f in FORMATS.values() if f.weight and not f.group)
 # of each way to hold codes, scales and offsets one: what other instruction sets are tried with
-KINDS = ("pn3t", "q2_K", "q5_1", "iq4_xs", "mxfp8")
+KINDS = ("pn3t", "q2_K", "iq4_xs", "mxfp8")
 # N around the panel of 16 rows; K of one block, a partial unit, empty, full and wrapped lanes
 SHAPES = {
     1: ((1, 1), (17, 33), (33, 1100)),
