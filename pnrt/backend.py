@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pnrt.errors import DeviceError
+from pnrt.errors import DeviceError, ModelError
 from pnrt.program import FORMAT_OPS, Program, Step
 
 if TYPE_CHECKING:
@@ -164,6 +164,33 @@ def refusal(backend: str, table: list[tuple[str, str, str]], op: str, format: st
         f"{where}: backend {backend} has no {op} kernel for {format}. "
         f"It has {op} for: {', '.join(have)}. "
         "Convert the file with `pnrt quantize`, or choose another file."
+    )
+
+
+def check_run(position: int, T: int, limit: int, spoiled: str = "") -> None:
+    """Refuse tokens that a session cannot take.
+
+    Args:
+        spoiled: the step that failed in an earlier run and left recurrent states behind.
+    Raises: ModelError when the states are spoiled or the context is full.
+    """
+    if spoiled:
+        raise ModelError(
+            f"the recurrent states are those of a failed run ({spoiled}): "
+            "reset() or restore() a snapshot first"
+        )
+    if position + T > limit:
+        raise ModelError(
+            f"the context is full: {position} + {T} tokens, it holds {limit}. "
+            "Use a shorter prompt or a larger context"
+        )
+
+
+def not_coded(step: str, position: int) -> ModelError:
+    """The sentence for a step whose input a product could not code."""
+    return ModelError(
+        f"{step}: an input is NaN, infinite or too large for 8-bit activations, at "
+        f"position {position} or after it. `pnrt check` tests the file's weights"
     )
 
 

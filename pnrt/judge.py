@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pnrt import reference
-from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice
+from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, check_run
 from pnrt.errors import FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.models.state import Snapshot
@@ -152,11 +152,7 @@ class ReferenceSession:
         Raises: ModelError when the context is full or a value does not fit 8-bit activations.
         """
         T, first = len(tokens), self.position
-        if first + T > self.limit:
-            raise ModelError(
-                f"the context is full: {first} + {T} tokens, it holds {self.limit}. "
-                "Use a shorter prompt or a larger context"
-            )
+        check_run(first, T, self.limit)
         slots = {"tokens": np.asarray(tokens, np.int64)}
         for step in self.program.body:
             self._step(step, slots, first)

@@ -91,7 +91,7 @@ def lookup(
         return Call(_float_kernel(name), words(*arguments), tuple(arguments), False)
     one, unit = layout(name, 1, K), FORMATS[name].unit
     steps, places = walk(one.units), places_of(one.units)
-    planes = (*one.planes, 0, 0, 0, 0)[:4]
+    planes = one.four_planes
     # of each thread: both argument blocks, the panel, its weights
     panel, weights = 256, 256 + one.stride
     size = -(-(weights + one.units * unit * ROWS * 4) // 64) * 64

@@ -275,7 +275,7 @@ def matmul(
     """
     mode = "f32" if weight.format in FLOATS else x.mode
     threads = len(scratch)
-    planes = (*weight.planes, 0, 0, 0, 0)[:4]
+    planes = weight.four_planes
     steps, ticket = walk(weight.units), np.zeros(8, np.int64)
     config = np.frombuffer(dots.tile_config(), np.uint8)
     unpacked = weight.format not in FLOATS and (x.count > 1 or mode == "f32")

@@ -99,6 +99,13 @@ def _one_unit(name: str):
     at, offset, size = codec.scales.at, codec.scales.offset, WORDS[codec.layout] * 64
     scale, splat = simd.splat_f32, simd.splat_i32
 
+    @inline
+    def segment(acc, total, dw, m, dx, s):
+        acc = fma(to_f32(total), mul(dw, dx), acc)
+        if offset:
+            acc = fma(to_f32(splat(s)), mul(m, dx), acc)
+        return acc
+
     if split == 80:
 
         @inline
@@ -120,13 +127,6 @@ def _one_unit(name: str):
     elif split == 16:
 
         @inline
-        def segment(acc, total, dw, m, dx, s):
-            acc = fma(to_f32(total), mul(dw, dx), acc)
-            if offset:
-                acc = fma(to_f32(splat(s)), mul(m, dx), acc)
-            return acc
-
-        @inline
         def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
             x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
             low, high = parts(w, x, s)
@@ -141,10 +141,7 @@ def _one_unit(name: str):
         def unit(acc, w, p0, p1, p2, p3, u, x, d, s):
             x, dx, s = x + 32 * u, scale(d + 4 * u), s + 12 * u
             dw, m = at(p0, p1, p2, p3, 32 * u)
-            acc = fma(to_f32(whole(w, x, s)), mul(dw, dx), acc)
-            if offset:
-                acc = fma(to_f32(splat(s + 8)), mul(m, dx), acc)
-            return acc
+            return segment(acc, whole(w, x, s), dw, m, dx, s + 8)
 
     return unit
 

@@ -43,6 +43,11 @@ class Weight(NamedTuple):
     def nbytes(self) -> int:
         return self.data.nbytes
 
+    @property
+    def four_planes(self) -> tuple[int, ...]:
+        """The planes as kernels take them: four offsets, 0 for those the format lacks."""
+        return (*self.planes, 0, 0, 0, 0)[:4]
+
 
 def _plane(plane) -> Callable:
     read, wide = plane.read, plane.size == 2
@@ -170,7 +175,6 @@ def pack(
     """
     weight = layout(name, len(rows), K)
     data, places = aligned(weight.panels * weight.stride), places_of(weight.units)
-    planes = (*weight.planes, 0, 0, 0, 0)[:4]
     step = max(1, SLICE // (ROWS * rows.shape[1])) * ROWS
     for first in range(0, len(rows), step):
         part = rows[first : first + step]
@@ -181,6 +185,6 @@ def pack(
         part, out = np.ascontiguousarray(part), data[first // ROWS * weight.stride :]
         run(
             pack_kernel(name), part, part.shape[1], len(part), K, out, weight.stride,
-            weight.units, *planes, -(-len(part) // ROWS), places, threads=threads,
+            weight.units, *weight.four_planes, -(-len(part) // ROWS), places, threads=threads,
         )  # fmt: skip
     return weight._replace(data=data)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, refusal
+from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, check_run, not_coded, refusal
 from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, pack, rope, rotate, tap
 from pnrt.cpu.activations import TILE, Activations
 from pnrt.cpu.binder import Binder, whole
 from pnrt.cpu.codec import CODECS, FLOATS
-from pnrt.errors import DeviceError, FormatError, ModelError
+from pnrt.errors import DeviceError, FormatError
 from pnrt.formats import FORMATS
 from pnrt.jit import Script, default_threads
 from pnrt.models.state import Snapshot
@@ -253,16 +253,7 @@ class CpuSession:
             before and the states have not been reset since.
         """
         T = len(tokens)
-        if self._spoiled:
-            raise ModelError(
-                f"the recurrent states are those of a failed run ({self._spoiled}): "
-                "reset() or restore() a snapshot first"
-            )
-        if self.position + T > self.limit:
-            raise ModelError(
-                f"the context is full: {self.position} + {T} tokens, it holds {self.limit}. "
-                "Use a shorter prompt or a larger context"
-            )
+        check_run(self.position, T, self.limit, self._spoiled)
         self.tokens[:T] = tokens
         self.control[:] = T, self.position
         V = self.program.slots[self.program.logits]
@@ -294,10 +285,7 @@ class CpuSession:
                 flag[0] = 0
             # a cache is written again at the same positions, a state has moved on
             self._spoiled = bad[0] if self.program.states else ""
-            raise ModelError(
-                f"{bad[0]}: an input is NaN, infinite or too large for 8-bit activations, at "
-                f"position {self.position} or after it. `pnrt check` tests the file's weights"
-            )
+            raise not_coded(bad[0], self.position)
 
     def redo(self, name: str, inputs: Mapping[str, np.ndarray], start: int) -> np.ndarray:
         """Run one step alone; see pnrt.backend.Session."""

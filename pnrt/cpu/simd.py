@@ -139,12 +139,8 @@ def _writer(value_type, align, convert=lambda b, v: v):
 
 store_f32 = _writer(f32x16, 4)
 store_i32 = _writer(i32x16, 4)
-store_half = _writer(f32x16, 2, float_to_half)
 store_i8 = _writer(i32x16, 1, lambda b, v: b.trunc(v, vector(I8)))
 write_f32 = _writer(types.float32, 4)
-write_i32 = _writer(types.int32, 4)
-write_u16 = _writer(types.uint16, 2)
-write_u8 = _writer(types.uint8, 1)
 
 
 @intrinsic
@@ -165,12 +161,6 @@ def prefetch(typingctx, address):
 def set_f32(typingctx, value):
     """A float32 in every lane."""
     return f32x16(types.float32), lambda context, b, signature, args: splat(b, args[0])
-
-
-@intrinsic
-def set_i32(typingctx, value):
-    """An int32 in every lane."""
-    return i32x16(types.int32), lambda context, b, signature, args: splat(b, args[0])
 
 
 def _lift(result: Vec, emit):
@@ -277,11 +267,6 @@ def shift_right(n: int):
 def shift_left(n: int):
     """A function that shifts every lane left by n bits."""
     return unary(i32x16, lambda b, x: b.shl(x, constant(x.type, n)))
-
-
-def shift_signed(n: int):
-    """A function that divides every lane by 2^n (exact multiples only)."""
-    return unary(i32x16, lambda b, x: b.ashr(x, constant(x.type, n)))
 
 
 @intrinsic

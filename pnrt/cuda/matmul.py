@@ -107,10 +107,36 @@ def _segment(R):
     return block
 
 
-def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
+def _product(name: str, K: int, mode: str, rows: int, tokens: int, unit_block) -> Kernel:
+    """The kernel that walks the units of rows; unit_block adds a block of a unit to the sums v."""
     R, units, count = reader(name, K), layout(name, 1, K).units, rows * tokens
-    quad, stride = blocks_of(K) * 16, view_bytes("q8_0", K, 1)
-    add_block, coordinates = _segment(R), _coordinates(count, tokens)
+    coordinates = _coordinates(count, tokens)
+
+    @kernel(name=f"matmul_{name}_{K}_{mode}_{rows}x{tokens}", threads=32 * WARPS, registers=168)
+    def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
+        """out [T, width] f32. A warp takes `rows` rows and `tokens` tokens, block_y the tokens."""
+        row, token = global_warp() * rows, block_y() * tokens
+        v = registers()
+        if row < N:
+            for i in unroll(count):
+                v[i] = f32(0)
+            for u in range(lane(), units, 32):
+                if R.blocks == 1:
+                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
+                else:
+                    for b in range(u32(0), R.blocks):
+                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
+            total = reduce(v, count)
+            r, t, mine = coordinates()
+            if mine and row + r < N and token + t < T:
+                store_f32(at(out + u64(token + t) * 4 * u64(width), row + r, 4), total)
+
+    return matmul
+
+
+def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
+    R, quad, stride = reader(name, K), blocks_of(K) * 16, view_bytes("q8_0", K, 1)
+    add_block = _segment(R)
 
     @device
     def weights(q, w):
@@ -137,32 +163,12 @@ def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
                 i = r * tokens + t
                 v[i] = add_block(v[i], w[r], a, s[r], b, bits_to_float(dx), i32(low), i32(high))
 
-    @kernel(name=f"matmul_{name}_{K}_q8_0_{rows}x{tokens}", threads=32 * WARPS, registers=168)
-    def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
-        """out [T, width] f32. A warp takes `rows` rows and `tokens` tokens, block_y the tokens."""
-        row, token = global_warp() * rows, block_y() * tokens
-        v = registers()
-        if row < N:
-            for i in unroll(count):
-                v[i] = f32(0)
-            for u in range(lane(), units, 32):
-                if R.blocks == 1:
-                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
-                else:
-                    for b in range(u32(0), R.blocks):
-                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
-            total = reduce(v, count)
-            r, t, mine = coordinates()
-            if mine and row + r < N and token + t < T:
-                store_f32(at(out + u64(token + t) * 4 * u64(width), row + r, 4), total)
-
-    return matmul
+    return _product(name, K, "q8_0", rows, tokens, unit_block)
 
 
 def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
-    R, units, count = reader(name, K), layout(name, 1, K).units, rows * tokens
-    quad, stride = blocks_of(K) * 16, view_bytes("f32", K, 1)
-    coordinates = _coordinates(count, tokens)
+    """The same with float32 activations: in a unit fma over k ascending."""
+    R, quad, stride = reader(name, K), blocks_of(K) * 16, view_bytes("f32", K, 1)
 
     @device
     def weight(q, s, k):
@@ -195,26 +201,7 @@ def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
                     i = r * tokens + t
                     v[i] = fma4(v[i], w[r][0], w[r][1], w[r][2], w[r][3], a[0], a[1], a[2], a[3])
 
-    @kernel(name=f"matmul_{name}_{K}_f32_{rows}x{tokens}", threads=32 * WARPS, registers=168)
-    def matmul(codes: u64, scales: u64, more: u64, x: u64, out: u64, width: u32, N: u32, T: u32):
-        """The same with float32 activations: in a unit fma over k ascending."""
-        row, token = global_warp() * rows, block_y() * tokens
-        v = registers()
-        if row < N:
-            for i in unroll(count):
-                v[i] = f32(0)
-            for u in range(lane(), units, 32):
-                if R.blocks == 1:
-                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
-                else:
-                    for b in range(u32(0), R.blocks):
-                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
-            total = reduce(v, count)
-            r, t, mine = coordinates()
-            if mine and row + r < N and token + t < T:
-                store_f32(at(out + u64(token + t) * 4 * u64(width), row + r, 4), total)
-
-    return matmul
+    return _product(name, K, "f32", rows, tokens, unit_block)
 
 
 @functools.cache

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice
+from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, check_run, not_coded
 from pnrt.cuda import argmax, embed, memory, tap
 from pnrt.cuda.binder import BODY, HEAD, PARTS, Binder
 from pnrt.cuda.kernel import Sequence
-from pnrt.errors import ModelError
 from pnrt.models.state import Snapshot
 from pnrt.program import Program
 
@@ -171,16 +170,7 @@ class CudaSession:
     def _advance(self, tokens: np.ndarray, wanted: int):
         """Run tokens; yields (first, rows) each time the logits of some rows are there."""
         T = len(tokens)
-        if self._spoiled:
-            raise ModelError(
-                f"the recurrent states are those of a failed run ({self._spoiled}): "
-                "reset() or restore() a snapshot first"
-            )
-        if self.position + T > self.limit:
-            raise ModelError(
-                f"the context is full: {self.position} + {T} tokens, it holds {self.limit}. "
-                "Use a shorter prompt or a larger context"
-            )
+        check_run(self.position, T, self.limit, self._spoiled)
         self.embed(tokens)
         if T == 1 and wanted == 1:
             self.write_control(T, self.position, 1, 0)
@@ -237,10 +227,7 @@ class CudaSession:
             self.clear_flags()
             # a cache is written again at the same positions, a state has moved on
             self._spoiled = bad if self.program.states else ""
-            raise ModelError(
-                f"{bad}: an input is NaN, infinite or too large for 8-bit activations, at "
-                f"position {self.position} or after it. `pnrt check` tests the file's weights"
-            )
+            raise not_coded(bad, self.position)
 
     def redo(self, name: str, inputs: Mapping[str, np.ndarray], start: int) -> np.ndarray:
         """Run one step alone; see pnrt.backend.Session."""
