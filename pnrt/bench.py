@@ -1,8 +1,8 @@
 """Tokens per second of a loaded model, the way llama-bench counts them.
 
-A prompt run reads `prompt` tokens into an empty state; a generation run produces `generate` tokens
-one at a time from an empty state. Each is repeated after one warm-up that is not counted. Compile
-and load times are reported apart, never mixed into a median.
+A prompt run reads `prompt` tokens into an empty state; a generation run reads `generate` tokens one
+at a time into an empty state and finds the likeliest after each. Each is repeated after one warm-up
+that is not counted. Compile and load times are reported apart, never mixed into a median.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bench(
 
     def write() -> None:
         for token in tokens[:generate]:
-            model.eval([token])
+            model.next([token])
 
     jobs = [(f"pp{prompt}", prompt, read), (f"tg{generate}", generate, write)]
     jobs = [job for job in jobs if job[1]]

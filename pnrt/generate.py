@@ -115,6 +115,36 @@ class Model:
         Returns: float32 [V] of the last token, or [T, V] with all.
         Raises: ModelError for no tokens, ids outside the vocabulary, a full context.
         """
+        parts = self._parts(tokens, chunk)
+        rows = [self.session.run(part, len(part) if all else 0) for part in parts[:-1]]
+        rows.append(self.session.run(parts[-1], len(parts[-1]) if all else 1))
+        return np.concatenate(rows) if all else rows[-1][-1]
+
+    def next(self, tokens: Sequence[int], sampler: Sampler | None = None, chunk: int = 512) -> int:
+        """Feed tokens after those already read; choose the one that follows.
+
+        Where the likeliest is wanted a GPU finds it itself, and no logits are copied.
+
+        Args:
+            sampler: None for greedy.
+        Raises: ModelError as eval, and with a sampler for logits that are not numbers.
+        """
+        from pnrt.text.sampling import check_largest
+
+        greedy = sampler is None or sampler.temperature == 0
+        if not (greedy and hasattr(self.session, "run_greedy")):
+            logits = self.eval(tokens, chunk)
+            return sampler.sample(logits) if sampler else int(np.argmax(logits))
+        *before, last = self._parts(tokens, chunk)
+        for part in before:
+            self.session.run(part, 0)
+        token, logit = self.session.run_greedy(last)
+        if sampler:
+            check_largest(token, logit)
+        return token
+
+    def _parts(self, tokens: Sequence[int], chunk: int) -> list[np.ndarray]:
+        """Checked ids, as many as a session takes at a time in each part."""
         ids = np.asarray(tokens, np.int64).reshape(-1)
         bad = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
         if bad.size:
@@ -131,13 +161,7 @@ class Model:
                 f"{self.context}. Use a shorter prompt or load with a larger context"
             )
         step = min(chunk, self.session.chunk)
-        parts = []
-        for start in range(0, ids.size, step):
-            part = ids[start : start + step]
-            last = start + step >= ids.size
-            rows = self.session.run(part, len(part) if all else int(last))
-            parts.append(rows)
-        return np.concatenate(parts) if all else parts[-1][-1]
+        return [ids[start : start + step] for start in range(0, ids.size, step)]
 
     def generate(
         self,
@@ -153,24 +177,17 @@ class Model:
         Yields: token ids; ends at an end-of-generation token (not yielded) or a full context.
         """
         stop = self.tokenizer.eog
-        logits = self.eval(tokens, chunk)
         if n < 1:
+            self.eval(tokens, chunk)
             return
-        token = sampler.sample(logits) if sampler else int(np.argmax(logits))
+        token = self.next(tokens, sampler, chunk)
         for i in range(n):
             if token in stop:
                 return
             yield token
             if i + 1 == n or self.position == self.context:
                 return
-            token = self._after(token, sampler)
-
-    def _after(self, token: int, sampler: Sampler | None) -> int:
-        """Feed a token; the next one. A GPU finds the likeliest itself: no logits are copied."""
-        if sampler is None and hasattr(self.session, "run_greedy"):
-            return self.session.run_greedy([token])
-        logits = self.eval([token])
-        return sampler.sample(logits) if sampler else int(np.argmax(logits))
+            token = self.next([token], sampler)
 
 
 def load(

@@ -75,7 +75,7 @@ def largest(x: int, n: int, scratch: int) -> list[Call]:
     """The launches that find the largest of x [n] f32.
 
     Args:
-        scratch: (BLOCKS + 1) * 8 bytes; its second i32 becomes the place of the largest.
+        scratch: (BLOCKS + 1) * 8 bytes; it begins with the largest (f32) and its place (i32).
     """
     count = max(1, min(BLOCKS, n // argmax_kernel.threads))
     values, indices = scratch + 8, scratch + 8 + 4 * BLOCKS

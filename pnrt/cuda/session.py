@@ -11,7 +11,7 @@ import numpy as np
 from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, check_run, not_coded
 from pnrt.cuda import argmax, embed, memory, tap
 from pnrt.cuda.binder import BODY, HEAD, PARTS, Binder
-from pnrt.cuda.kernel import Sequence
+from pnrt.cuda.kernel import Call, Sequence
 from pnrt.models.state import Snapshot
 from pnrt.program import Program
 
@@ -55,7 +55,7 @@ class CudaSession:
         self._spoiled = ""
         self._flags = [step.name for step in program.steps if step.op == "matmul"]
         self._bound: dict[tuple[str, int], Binder] = {}
-        self._ready: dict[tuple[str, int], Sequence] = {}
+        self._ready: dict[tuple[str, int] | str, Sequence] = {}
         wanted = memory.regions(program, self._shape, self.size)
         # address of each region
         self.at = {region: backend._take(nbytes) for region, nbytes in wanted.items()}
@@ -121,6 +121,7 @@ class CudaSession:
         rows = min(memory.HEAD_ROWS, self.chunk)
         parts = (("both", 1), ("head", 1), ("body", self.chunk), ("head", rows))
         calls = [call for part, T in parts for call in self.bound(part, T).calls]
+        calls += self._largest()
         first = {call.kernel: call for call in calls}
         for done, call in enumerate(first.values()):
             began = time.perf_counter()
@@ -156,12 +157,23 @@ class CudaSession:
             logits[first : first + rows] = self.backend.device.read(self._logits, (rows, V))
         return logits
 
-    def run_greedy(self, tokens: np.ndarray) -> int:
-        """Feed tokens; the likeliest next one, found on the device: 4 bytes come back."""
-        n = self.program.slots[self.program.logits]
+    def run_greedy(self, tokens: np.ndarray) -> tuple[int, float]:
+        """Feed tokens; the likeliest next one and its logit, found on the device.
+
+        The token is numpy.argmax of the logits: of equal ones the first, NaN counting as largest.
+        """
+        if "argmax" not in self._ready:
+            self._ready["argmax"] = self.backend.device.sequence(
+                self._largest(), self.backend.graph
+            )
         for _ in self._advance(np.asarray(tokens, np.int64), 1):
-            self.backend.device.run(argmax.largest(self._logits, n, self.at["argmax"]))
-        return int(self.backend.device.read(self.at["argmax"] + 4, 1, np.int32)[0])
+            self._ready["argmax"].run()
+        found = self.backend.device.read(self.at["argmax"], 2, np.int32)
+        return int(found[1]), float(found[:1].view(np.float32)[0])
+
+    def _largest(self) -> list[Call]:
+        n = self.program.slots[self.program.logits]
+        return argmax.largest(self._logits, n, self.at["argmax"])
 
     @property
     def _logits(self) -> int:

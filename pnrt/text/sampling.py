@@ -101,13 +101,14 @@ def _check(logits: np.ndarray) -> None:
         raise PnrtError(
             f"logits: shape {logits.shape}; one position's logits [V] are needed. Pass one row."
         )
-    top = logits.max()
-    # a NaN anywhere is the maximum
-    if not np.isfinite(top):
-        bad = ~(logits < np.inf)
-        found = (
-            f"token {np.flatnonzero(bad)[0]} has {logits[bad][0]}" if bad.any() else "all are -inf"
-        )
+    top = np.argmax(logits)
+    check_largest(int(top), float(logits[top]))
+
+
+def check_largest(token: int, logit: float) -> None:
+    """Raise ModelError where the largest logit (a NaN counts as largest) is not finite."""
+    if not math.isfinite(logit):
+        found = "all are -inf" if logit == -math.inf else f"token {token} has {logit}"
         raise ModelError(
             f"logits: {found}; sampling needs numbers. "
             "The weights or a kernel are broken: run `pnrt check` on the file."

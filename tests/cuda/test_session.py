@@ -15,6 +15,7 @@ from pnrt.errors import DeviceError, FormatError, ModelError
 from pnrt.formats import FORMATS
 from pnrt.models.state import Snapshot
 from pnrt.testing import assert_bits_equal
+from pnrt.text.sampling import Sampler
 
 from ..golden_models import load_golden, path_of
 
@@ -40,7 +41,8 @@ def test_logits_are_the_cpus(name):
         assert_bits_equal("token", cpu.eval(IDS[4:]), cuda.eval(IDS[4:]))
         cuda.restore(kept)
         cpu.restore(theirs)
-        assert cuda.session.run_greedy(IDS[4:]) == int(np.argmax(cpu.eval(IDS[4:])))
+        logits = cpu.eval(IDS[4:])
+        assert cuda.session.run_greedy(IDS[4:]) == (int(np.argmax(logits)), float(logits.max()))
         launches = cuda.session.launches()
         assert launches["launches"] == 1
         assert launches["graph_nodes"] >= len(cuda.program.steps) - 1
@@ -49,7 +51,29 @@ def test_logits_are_the_cpus(name):
         assert_bits_equal("again", expected[:1], cuda.eval(IDS[:1], all=True))
         cpu.reset()
         cpu.eval(IDS[:1])
-        assert list(cuda.generate(IDS[1:3], n=3)) == list(cpu.generate(IDS[1:3], n=3))
+        cuda.session.run = None  # a greedy generation copies no logits
+        expected = list(cpu.generate(IDS[1:3], n=3, sampler=Sampler.greedy()))
+        assert list(cuda.generate(IDS[1:3], n=3, sampler=Sampler.greedy())) == expected
+
+
+def test_the_likeliest_is_the_samplers():
+    """Ties, NaN and infinities: its token, or its refusal."""
+    greedy, inf, nan = Sampler.greedy(), np.inf, np.nan
+    with load_golden("llama_m.pn", backend=CudaBackend(StandIn()), context=4) as model:
+        session = model.session
+        for some in ((1, 3, 3), (-inf, -2, -2), (5, nan, inf), (2, inf, 1), (-inf,)):
+            row = np.resize(np.array(some, np.float32), model.config.vocab_size)
+            session.backend.device.write(session.at[model.program.logits], row)
+            session._advance = lambda tokens, wanted: [(0, 1)]
+            assert model.next([1]) == np.argmax(row)
+            if np.isfinite(row.max()):
+                assert model.next([1], greedy) == greedy.sample(row)
+                continue
+            with pytest.raises(ModelError) as ours:
+                model.next([1], greedy)
+            with pytest.raises(ModelError) as theirs:
+                greedy.sample(row)
+            assert str(ours.value) == str(theirs.value)
 
 
 def _same(a: Snapshot, b: Snapshot):
