@@ -116,12 +116,12 @@ class NVFP4(Format):
         return join(scale.reshape(-1, 4), packed.reshape(-1, 32))
 
     def scale_code(self, u: np.ndarray) -> np.ndarray:
-        """The scale byte for u >= 0: halves up, at most 448."""
+        """The scale byte for u >= 0: halves up; from 248 on 448, as in ggml."""
         bits = np.ascontiguousarray(u, np.float32).view(np.uint32)
         normal = ((bits + np.uint32(1 << 19)) >> np.uint32(20)) - np.uint32((127 - 7) << 3)
         small = np.minimum(np.trunc(u * np.float32(512) + np.float32(0.5)), 7)
         code = np.where(u < np.float32(2.0**-6), small, normal)
-        return np.where(u > 448, 0x7E, code).astype(np.uint8)
+        return np.where(u >= 248, 0x7E, code).astype(np.uint8)
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         return ()

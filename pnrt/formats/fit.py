@@ -125,16 +125,16 @@ def fit_symmetric(
     Returns:
         scale [n] float32, codes [n, g] uint8; scale 0 for groups without magnitude.
     """
-    scale, codes = _fit(x, lambda scaled: nearest_integers(scaled, low, high), tries)
+    scale, codes = _fit(x, lambda scaled: nearest_integers(scaled, low, high), tries, False)
     return scale, bytes_from(codes, low)
 
 
 def fit_nl(x: np.ndarray, tries: np.ndarray) -> np.ndarray:
     """The scale of NL for each group, as fit_symmetric: [n, g] -> [n] float32."""
-    return _fit(x, lambda scaled: NL_VALUES[nearest_nl(scaled)], tries)[0]
+    return _fit(x, lambda scaled: NL_VALUES[nearest_nl(scaled)], tries, True)[0]
 
 
-def _fit(x: np.ndarray, nearest, tries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _fit(x: np.ndarray, nearest, tries: np.ndarray, table: bool) -> tuple[np.ndarray, np.ndarray]:
     extreme = largest(x)
     usable = np.abs(extreme) >= TINY
     x = np.ascontiguousarray(x.T)
@@ -142,8 +142,14 @@ def _fit(x: np.ndarray, nearest, tries: np.ndarray) -> tuple[np.ndarray, np.ndar
     cube = square * x
     best = scale = values = None
     for level in tries.astype(np.float32):
-        trial = nearest(divide(level, extreme) * x)
-        sum_xv, product = (cube * trial).sum(axis=0), square * trial
+        factor = divide(level, extreme)
+        if table and best is None:
+            # for a table ggml's first factor is the inverse of a scale: rounded twice
+            factor = divide(1, divide(extreme, level))
+        trial = nearest(factor * x)
+        product = square * trial
+        # ggml multiplies a value of a table before the weight, a whole number after it
+        sum_xv = (product * x if table else cube * trial).sum(axis=0)
         product *= trial
         sum_v2 = product.sum(axis=0)
         new_scale = divide(sum_xv, sum_v2)
@@ -189,9 +195,12 @@ def refine_symmetric(x: np.ndarray, zero: int, rounds: int = 5) -> tuple[np.ndar
 
 def round_scales(scales: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
     """Group scales [n, m] -> superblock scale d [n] float16, integers [n, m] in -zero..zero-1."""
-    factor = divide(np.float32(-zero), largest(scales))
+    extreme = largest(scales)
+    factor = divide(np.float32(-zero), extreme)
     small = np.clip(np.rint(scales * factor[:, None]), -zero, zero - 1)
-    return divide(1, factor).astype(np.float16), small
+    # a scale beyond float32 must be seen as one: its inverse would make it a zero
+    d = np.where(np.isfinite(extreme), divide(1, factor), extreme)
+    return d.astype(np.float16), small
 
 
 def recode(

@@ -195,15 +195,19 @@ def symmetric_kernel(low: int, high: int) -> jit.Kernel:
             largest = extreme(xs, g)
             best = scale = chosen = zero
             for t in range(count):
-                factor = divide(everywhere(read(tries + 4 * t)), largest)
+                level = everywhere(read(tries + 4 * t))
+                factor = divide(level, largest)
+                if table and t == 0:
+                    factor = divide(everywhere(f32(1)), divide(largest, level))
                 sum_xv = sum_v2 = nothing
                 for i in range(g):
                     x = load(xs + 64 * i)
                     value = nearest(mul(factor, x))
                     square = mul(x, x)
-                    one, two = mul(mul(square, x), value), mul(mul(square, value), value)
+                    weighted = mul(square, value)
+                    one = mul(weighted, x) if table else mul(mul(square, x), value)
                     sum_xv = add(sum_xv, one)
-                    sum_v2 = add(sum_v2, two)
+                    sum_v2 = add(sum_v2, mul(weighted, value))
                 new_scale = divide(sum_xv, sum_v2)
                 score = mul(new_scale, sum_xv)
                 if t == 0:

@@ -74,7 +74,7 @@ def rmse(x, decoded):
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_searched_error_of_every_row(name):
-    """RMSE at most 1.02 times ggml's own on the same row, and ggml's bytes in nearly all rows."""
+    """RMSE at most 1.02 times ggml's own on the same row, and ggml's bytes."""
     data, form = golden(name), FORMATS[name]
     same = rows = 0
     for group in groups(data, "_deq"):
@@ -85,7 +85,36 @@ def test_searched_error_of_every_row(name):
             assert (ours <= 1.02 * theirs).all(), data[f"{group}_cls"][ours > 1.02 * theirs]
             same, rows = same + np.count_nonzero((got == q).all(axis=1)), rows + len(q)
     assert rows > 20
-    assert same >= rows - 2
+    assert same == rows
+
+
+# what ggml_quantize_chunk of llama.cpp b11434 wrote for inputs where one rounding more or less,
+# or in another order, picks another scale
+ONE_ROUNDING = [
+    ("iq4_nl", np.full(32, 0.21), "c696" + "00" * 16),
+    ("iq4_nl", 0.35 * np.eye(32)[5], "581a" + "88" * 5 + "8f" + "88" * 10),
+    ("iq4_xs", np.full(256, 0.21), "6303" + "00" * 134),
+    ("nvfp4", np.full(64, 1488.0), "7e" * 4 + "55" * 32),
+    ("nvfp4", np.full(64, 1487.0), "77" * 36),
+]
+
+
+@pytest.mark.parametrize(("name", "x", "expected"), ONE_ROUNDING)
+def test_bytes_that_hang_on_one_rounding(name, x, expected):
+    form, x = FORMATS[name], x.astype(np.float32)[None]
+    assert form.quantize(x)[0].tobytes().hex() == expected
+    if name.startswith("iq4"):
+        assert form.quantize_reference(x)[0].tobytes().hex() == expected
+
+
+@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"])
+@pytest.mark.parametrize("large", [1e13, 1e16, 3e38])
+def test_searches_that_overflow_raise(name, large):
+    """The sums of a search overflow long before the weights: no scale must come out as zero."""
+    for sign in (1, -1):
+        x = np.full((1, FORMATS[name].block), sign * large, np.float32)
+        with pytest.raises(FormatError, match="too large for this format"):
+            FORMATS[name].quantize(x)
 
 
 def test_q8_1_bytes_and_its_overflowing_sum():
