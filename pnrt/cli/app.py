@@ -32,11 +32,20 @@ class Commands(TyperGroup):
                 # the reader went away (`pnrt inspect | head`): nobody is left to tell
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
-            _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
+            _fail(
+                f"{error.filename or 'input or output'}: {error.strerror or error}; a file that can "
+                "be read, or room to write, is needed. Check the path, its permissions, the disk."
+            )
         except MemoryError as error:
-            _fail(f"not enough memory: {error or 'an allocation failed'}")
+            _fail(
+                f"memory: {error or 'an allocation failed'}; the system has no more to give. "
+                "Use a smaller --context, or close other programs; `pnrt plan` says what is needed."
+            )
         except UnicodeDecodeError as error:
-            _fail(f"the text is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}")
+            _fail(
+                f"the text is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}; "
+                "pnrt reads UTF-8. Convert the text, e.g. with iconv."
+            )
 
 
 def _fail(message: str) -> None:
@@ -59,7 +68,18 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `pnrt` command."""
+    _prepare_streams()
     app()
+
+
+def _prepare_streams() -> None:
+    """What a stream cannot encode is escaped; one that the caller closed swallows."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w":
+            stream.reconfigure(errors="backslashreplace")
 
 
 @app.callback(invoke_without_command=True)
