@@ -33,7 +33,7 @@ log = logging.getLogger("pnrt")
 
 ROOT = Path(__file__).resolve().parent
 # the rooms that hold compiled code; an edit anywhere in them makes a new cache directory
-SOURCES = ("jit.py", "native.py", "scalars.py", "cpu/*.py", "formats/*.py")
+SOURCES = ("jit.py", "native.py", "emit.py", "simd.py", "scalars.py", "cpu/*.py", "formats/*.py")
 DIGEST_BYTES = 32
 
 

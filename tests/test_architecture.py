@@ -20,13 +20,15 @@ BELOW = {
     "scalars": {"errors"},
     "native": set(),
     "jit": {"errors", "native"},
-    "formats": {"errors", "scalars", "jit"},
+    "emit": {"jit"},
+    "simd": {"emit", "native"},
+    "formats": {"errors", "scalars", "jit", "native", "emit", "simd"},
     "reference": {"errors", "scalars", "formats"},
 }
 BACKENDS = {"backend", "cpu", "cuda"}
 # numba at the top of a module: the kernels, what they and jit share, what quantizing imports late
-COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search", "lanes"))
-NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", *COMPILED)
+COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search"))
+NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", "emit.py", "simd.py", *COMPILED)
 NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py")
 FRONT = ("cli/", "__main__.py")
 
@@ -149,7 +151,7 @@ def test_only_kernels_import_numba():
 def test_kernel_modules_are_imported_when_needed():
     """Nobody outside a kernel room loads one at the top of a module."""
     compiled = (f"pnrt.{name.removesuffix('.py').replace('/', '.')}" for name in COMPILED)
-    targets = ("pnrt.cpu", "pnrt.cuda", *compiled)
+    targets = ("pnrt.cpu", "pnrt.cuda", "pnrt.emit", "pnrt.native", "pnrt.simd", *compiled)
     wrong = [
         f"pnrt/{m.name}:{i.line} imports {i.module}"
         for m in modules()

@@ -12,7 +12,8 @@ import numpy as np
 from pnrt.cpu.dots import dot_tier
 from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import aligned
-from pnrt.cpu.simd import (
+from pnrt.jit import Call, cpu_features, inline, kernel, words
+from pnrt.simd import (
     absolute_bits,
     add_i,
     at_least,
@@ -35,7 +36,6 @@ from pnrt.cpu.simd import (
     to_f32,
     truncate,
 )
-from pnrt.jit import Call, cpu_features, inline, kernel, words
 
 # tokens per tile: as many as the registers hold accumulators for
 TILE = {"amx": 16, "vnni": 8}.get(dot_tier(), 8 if "avx512f" in cpu_features() else 4)

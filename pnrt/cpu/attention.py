@@ -11,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt.cpu.elementwise import functions, share
-from pnrt.cpu.simd import (
+from pnrt.cpu.tiles import tiles
+from pnrt.jit import Kernel, inline, kernel
+from pnrt.simd import (
     add,
     bits_float,
     butterfly,
@@ -31,8 +33,6 @@ from pnrt.cpu.simd import (
     write_f32,
     zero,
 )
-from pnrt.cpu.tiles import tiles
-from pnrt.jit import Kernel, inline, kernel
 
 # positions whose weighted values are summed before they join the total
 POSITIONS = 256

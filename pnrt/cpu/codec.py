@@ -14,7 +14,10 @@ import numpy as np
 from pnrt.cpu import rows
 from pnrt.cpu.dots import lookup
 from pnrt.cpu.layout import GROUPS
-from pnrt.cpu.simd import (
+from pnrt.formats import FORMATS
+from pnrt.formats.codebook import E2M1, NL
+from pnrt.jit import inline
+from pnrt.simd import (
     and_,
     bits,
     bits_f32,
@@ -33,9 +36,6 @@ from pnrt.cpu.simd import (
     sub_i,
     to_f32,
 )
-from pnrt.formats import FORMATS
-from pnrt.formats.codebook import E2M1, NL
-from pnrt.jit import inline
 
 ROWS = 16
 # formats without scales, by bytes per weight; fixed-point rows are decoded before they are packed

@@ -11,7 +11,9 @@ import numpy as np
 
 from pnrt.cpu.elementwise import functions, share
 from pnrt.cpu.pack import aligned
-from pnrt.cpu.simd import (
+from pnrt.cpu.tiles import tiles
+from pnrt.jit import inline, kernel
+from pnrt.simd import (
     f32_at,
     fma,
     load_f32,
@@ -25,8 +27,6 @@ from pnrt.cpu.simd import (
     sub,
     zero,
 )
-from pnrt.cpu.tiles import tiles
-from pnrt.jit import inline, kernel
 
 # vectors of columns that run side by side: enough chains to hide the latency of an fma
 CHAINS = 4

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pnrt.cpu.emit import (
+from pnrt.emit import (
     FLOAT,
     I8,
     I16,
@@ -23,8 +23,8 @@ from pnrt.cpu.emit import (
     pointer,
     vector,
 )  # fmt: skip
-from pnrt.cpu.simd import Tile, i32x16, ternary, unary
 from pnrt.jit import amx_allowed, cpu_features
+from pnrt.simd import Tile, i32x16, ternary, unary
 
 # bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
 # (16 tokens x 32 bytes), weights (8 groups of four x 16 rows); then the same for 16 codes

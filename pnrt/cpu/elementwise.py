@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import intrinsic
 
-from pnrt import scalars
-from pnrt.cpu import simd
-from pnrt.cpu.simd import f32_at, read_i64
+from pnrt import scalars, simd
 from pnrt.jit import inline, kernel
+from pnrt.simd import f32_at, read_i64
 
 
 @intrinsic

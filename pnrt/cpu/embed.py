@@ -9,7 +9,12 @@ import numpy as np
 from pnrt.cpu.codec import FLOATS, ROWS
 from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import aligned, layout, pack_kernel
-from pnrt.cpu.simd import (
+from pnrt.cpu.unpack import unpack_kernel
+from pnrt.cpu.walk import LANES, places_of, walk
+from pnrt.formats import FORMATS
+from pnrt.jit import Call, Kernel, inline, kernel, words
+from pnrt.native import call
+from pnrt.simd import (
     bits_float,
     f32_at,
     half_value,
@@ -18,11 +23,6 @@ from pnrt.cpu.simd import (
     read_i64,
     u16_at,
 )
-from pnrt.cpu.unpack import unpack_kernel
-from pnrt.cpu.walk import LANES, places_of, walk
-from pnrt.formats import FORMATS
-from pnrt.jit import Call, Kernel, inline, kernel, words
-from pnrt.native import call
 
 
 @functools.cache

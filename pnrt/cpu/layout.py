@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.cpu.simd import and_, bits, load_i32, or_, shift_left, shift_right
 from pnrt.jit import inline
+from pnrt.simd import and_, bits, load_i32, or_, shift_left, shift_right
 
 WORDS = {"byte": 8, "nibble": 4, "two": 2, "three": 3, "five": 5, "six": 6}
 

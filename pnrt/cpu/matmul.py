@@ -21,7 +21,13 @@ from pnrt.cpu.activations import SUMS, TILE, Activations
 from pnrt.cpu.codec import FLOATS, ROWS
 from pnrt.cpu.matvec import one_kernel
 from pnrt.cpu.pack import Weight, aligned
-from pnrt.cpu.simd import (
+from pnrt.cpu.tiles import tiles
+from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
+from pnrt.cpu.walk import LANES, draw, make_finish, walk
+from pnrt.formats import FORMATS
+from pnrt.jit import Call, Kernel, inline, kernel, words
+from pnrt.native import call
+from pnrt.simd import (
     add,
     add_i,
     fma,
@@ -32,12 +38,6 @@ from pnrt.cpu.simd import (
     read_i64,
     shift_left,
 )
-from pnrt.cpu.tiles import tiles
-from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
-from pnrt.cpu.walk import LANES, draw, make_finish, walk
-from pnrt.formats import FORMATS
-from pnrt.jit import Call, Kernel, inline, kernel, words
-from pnrt.native import call
 
 # bytes per thread: partial sums, six tiles of vectors; and the products of tile registers
 PARTIAL = 6 * TILE * 64

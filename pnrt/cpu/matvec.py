@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from pnrt.cpu import dots, simd
+from pnrt import simd
+from pnrt.cpu import dots
 from pnrt.cpu.codec import CODECS, SPLITS, groups_of
 from pnrt.cpu.layout import WORDS
-from pnrt.cpu.simd import add, add_i, fma, load_f32, load_i32, mul, read_i64, shift_left, to_f32
 from pnrt.cpu.walk import LANES, draw, make_finish
 from pnrt.formats import FORMATS
 from pnrt.formats.fp8 import INTEGERS
 from pnrt.jit import Kernel, cpu_features, inline, kernel
+from pnrt.simd import add, add_i, fma, load_f32, load_i32, mul, read_i64, shift_left, to_f32
 
 # bytes of codes asked for ahead of their use: the hardware's own stops at every page
 AHEAD = 2048

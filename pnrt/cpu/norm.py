@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt.cpu.elementwise import share
-from pnrt.cpu.simd import (
+from pnrt.jit import inline, kernel
+from pnrt.simd import (
     bits_float,
     butterfly,
     f32_at,
@@ -16,7 +17,6 @@ from pnrt.cpu.simd import (
     read_i64,
     zero,
 )
-from pnrt.jit import inline, kernel
 
 
 @inline

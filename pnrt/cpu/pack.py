@@ -14,10 +14,10 @@ import numpy as np
 
 from pnrt.cpu.codec import CODECS, FLOATS, ROWS
 from pnrt.cpu.layout import WORDS, WRITERS
-from pnrt.cpu.simd import i64_at, read_i64, u8_at, u16_at, u32_at
 from pnrt.cpu.walk import places_of
 from pnrt.formats import FORMATS
 from pnrt.jit import Kernel, inline, kernel, run
+from pnrt.simd import i64_at, read_i64, u8_at, u16_at, u32_at
 
 # bytes of a file that are packed at a time, and mapped at most
 SLICE = 1 << 25

@@ -8,8 +8,8 @@ stored as [position, element].
 from __future__ import annotations
 
 from pnrt.cpu.elementwise import share
-from pnrt.cpu.simd import f32_at, fma_scalar, half_bits, read_i64, u16_at
 from pnrt.jit import kernel
+from pnrt.simd import f32_at, fma_scalar, half_bits, read_i64, u16_at
 
 
 @kernel(name="rope")

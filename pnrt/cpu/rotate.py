@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt.cpu.elementwise import share
-from pnrt.cpu.simd import (
+from pnrt.jit import inline, kernel
+from pnrt.simd import (
     add,
     bits_float,
     f32_at,
@@ -22,7 +23,6 @@ from pnrt.cpu.simd import (
     store_f32,
     sub,
 )
-from pnrt.jit import inline, kernel
 
 _step1, _step2, _step4, _step8 = (hadamard_step(h) for h in (1, 2, 4, 8))
 

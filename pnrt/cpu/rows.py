@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.cpu.simd import i8_at, read_i32, read_u8, read_u16, u8_at, u16_at, u64_at
 from pnrt.formats.fp8 import e4m3_magnitude
 from pnrt.jit import inline
+from pnrt.simd import i8_at, read_i32, read_u8, read_u16, u8_at, u16_at, u64_at
 
 # readers of codes: one unit of a row
 

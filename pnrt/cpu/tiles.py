@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pnrt.cpu.emit import (
+from pnrt.emit import (
     FLOAT,
     I16,
     I32,
@@ -21,7 +21,7 @@ from pnrt.cpu.emit import (
     store_vector,
     vector,
 )  # fmt: skip
-from pnrt.cpu.simd import Tile, f32x16, i32x16
+from pnrt.simd import Tile, f32x16, i32x16
 
 
 def _behind(b, address, nbytes):

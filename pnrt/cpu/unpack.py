@@ -16,7 +16,9 @@ import numpy as np
 from pnrt.cpu.codec import CODECS, ROWS, SPLITS, groups_of
 from pnrt.cpu.dots import add_bytes, dot_tier
 from pnrt.cpu.layout import WORDS
-from pnrt.cpu.simd import (
+from pnrt.cpu.walk import LANES
+from pnrt.jit import Kernel, inline, kernel
+from pnrt.simd import (
     and_,
     bits,
     bits_f32,
@@ -33,8 +35,6 @@ from pnrt.cpu.simd import (
     truncate,
     xor,
 )
-from pnrt.cpu.walk import LANES
-from pnrt.jit import Kernel, inline, kernel
 
 
 class Record(NamedTuple):

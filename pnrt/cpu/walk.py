@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pnrt.cpu.simd import add
 from pnrt.jit import inline
 from pnrt.native import fetch_add, write_now
+from pnrt.simd import add
 
 LANES = 32
 

@@ -14,32 +14,34 @@ import functools
 import numpy as np
 
 from pnrt import jit
+from pnrt.emit import LANES
 from pnrt.formats.fit import NL_MIDDLES, NL_VALUES, TINY
-from pnrt.formats.lanes import (
-    LANES,
+from pnrt.simd import (
     add,
     both,
-    byte,
     differ,
     divide,
-    everywhere,
-    least,
+    i64_at,
+    larger,
     less,
-    load,
-    load_bytes,
-    most,
+    load_f32,
+    load_u8,
     mul,
     pick,
-    read,
+    read_f32,
+    read_u8,
     root,
+    set_f32,
     size,
+    smaller,
     some,
-    store,
-    store_bytes,
+    store_f32,
+    store_u8,
     sub,
+    to_f32,
     whole,
-    word,
-    write,
+    write_f32,
+    write_u8,
 )
 
 f32 = np.float32
@@ -51,7 +53,7 @@ def gather(x, first, groups, g, out):
     for lane in range(LANES):
         group = min(first + lane, groups - 1)
         for i in range(g):
-            write(out + 64 * i + 4 * lane, read(x + 4 * (g * group + i)))
+            write_f32(out + 64 * i + 4 * lane, read_f32(x + 4 * (g * group + i)))
 
 
 @jit.inline
@@ -59,27 +61,21 @@ def scatter(codes, out, first, g):
     """The reverse for codes: g vectors of 16 bytes -> bytes [.., g] from group `first` on."""
     for lane in range(LANES):
         for i in range(g):
-            byte(out + g * (first + lane) + i, byte_at(codes + LANES * i + lane))
-
-
-@jit.inline
-def byte_at(address):
-    """One byte at an address."""
-    return np.uint8(word(address) & 255)
+            write_u8(out + g * (first + lane) + i, read_u8(codes + LANES * i + lane))
 
 
 @jit.inline
 def clamp(x, low, high):
     """The nearest whole number within low..high."""
-    return least(most(whole(x), low), high)
+    return smaller(larger(whole(x), low), high)
 
 
 @jit.inline
 def extreme(xs, g):
     """The element of largest magnitude of each lane, the first of equals."""
-    out = load(xs)
+    out = load_f32(xs)
     for i in range(1, g):
-        x = load(xs + 64 * i)
+        x = load_f32(xs + 64 * i)
         out = pick(less(size(out), size(x)), x, out)
     return out
 
@@ -94,42 +90,42 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
         return mul(size(left) if absolute else mul(left, left), weight)
 
     def kernel(a, thread, threads):
-        x_in, scale_out, low_out = word(a), word(a + 8), word(a + 16)
-        codes_out, xs, tries, count = word(a + 24), word(a + 32), word(a + 40), word(a + 48)
-        groups, g = word(a + 56), word(a + 64)
+        args = i64_at(a)
+        x_in, scale_out, low_out, codes_out, xs = args[0], args[1], args[2], args[3], args[4]
+        tries, count, groups, g = args[5], args[6], args[7], args[8]
         ws = xs + 64 * g
         packed = ws + 64 * g
-        zero, nothing, most_code = everywhere(f32(0)), everywhere(f32(-0.0)), everywhere(f32(top))
+        zero, nothing, most_code = set_f32(f32(0)), set_f32(f32(-0.0)), set_f32(f32(top))
         for first in range(0, groups, LANES):
             gather(x_in, first, groups, g, xs)
-            low = high = load(xs)
+            low = high = load_f32(xs)
             square = mul(low, low)
             for i in range(1, g):
-                x = load(xs + 64 * i)
-                low, high = least(low, x), most(high, x)
+                x = load_f32(xs + 64 * i)
+                low, high = smaller(low, x), larger(high, x)
                 square = add(square, mul(x, x))
-            low = least(low, zero)
-            mean = root(divide(square, everywhere(f32(g))))
+            low = smaller(low, zero)
+            mean = root(divide(square, set_f32(f32(g))))
             for i in range(g):
-                weight = size(load(xs + 64 * i))
-                store(ws + 64 * i, weight if absolute else add(mean, weight))
+                weight = size(load_f32(xs + 64 * i))
+                store_f32(ws + 64 * i, weight if absolute else add(mean, weight))
             wide = differ(high, low)
             factor = divide(most_code, sub(high, low))
             base, best_factor = low, factor
-            scale = divide(everywhere(f32(1)), factor)
+            scale = divide(set_f32(f32(1)), factor)
             best = sum_w = sum_x = nothing
             for i in range(g):
-                x, w = load(xs + 64 * i), load(ws + 64 * i)
+                x, w = load_f32(xs + 64 * i), load_f32(ws + 64 * i)
                 code = clamp(mul(sub(x, low), factor), zero, most_code)
                 one, xw = error(code, scale, low, x, w), mul(w, x)
                 best = add(best, one)
                 sum_w = add(sum_w, w)
                 sum_x = add(sum_x, xw)
             for t in range(count):
-                factor = divide(everywhere(read(tries + 4 * t)), sub(high, low))
+                factor = divide(set_f32(read_f32(tries + 4 * t)), sub(high, low))
                 sum_l = sum_l2 = sum_xl = nothing
                 for i in range(g):
-                    x, w = load(xs + 64 * i), load(ws + 64 * i)
+                    x, w = load_f32(xs + 64 * i), load_f32(ws + 64 * i)
                     code = clamp(mul(sub(x, low), factor), zero, most_code)
                     weighted = mul(w, code)
                     sum_l = add(sum_l, weighted)
@@ -142,10 +138,10 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
                 new_low = divide(new_low, determinant)
                 # a positive minimum cannot be stored: fit the scale alone
                 new_scale = pick(less(zero, new_low), divide(sum_xl, sum_l2), new_scale)
-                new_low = least(new_low, zero)
+                new_low = smaller(new_low, zero)
                 new_error = nothing
                 for i in range(g):
-                    x, w = load(xs + 64 * i), load(ws + 64 * i)
+                    x, w = load_f32(xs + 64 * i), load_f32(ws + 64 * i)
                     code = clamp(mul(sub(x, low), factor), zero, most_code)
                     one = error(code, new_scale, new_low, x, w)
                     new_error = add(new_error, one)
@@ -154,11 +150,11 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
                 best_factor, base = pick(better, factor, best_factor), pick(better, low, base)
                 low = pick(better, new_low, low)
             for i in range(g):
-                code = clamp(mul(sub(load(xs + 64 * i), base), best_factor), zero, most_code)
-                store_bytes(packed + LANES * i, code)
+                code = clamp(mul(sub(load_f32(xs + 64 * i), base), best_factor), zero, most_code)
+                store_u8(packed + LANES * i, code)
             scatter(packed, codes_out, first, g)
-            store(scale_out + 4 * first, scale)
-            store(low_out + 4 * first, low)
+            store_f32(scale_out + 4 * first, scale)
+            store_f32(low_out + 4 * first, low)
 
     return jit.kernel(kernel, name=f"formats.affine_{top}_{int(absolute)}")
 
@@ -176,32 +172,33 @@ def symmetric_kernel(low: int, high: int) -> jit.Kernel:
     @jit.inline
     def nearest(x):
         if not table:
-            return clamp(x, everywhere(f32(low)), everywhere(f32(high)))
+            return clamp(x, set_f32(f32(low)), set_f32(f32(high)))
         # NaN, from a zero times infinity, counts as zero
-        x = pick(differ(x, x), everywhere(f32(0)), x)
-        out = everywhere(f32(values[0]))
+        x = pick(differ(x, x), set_f32(f32(0)), x)
+        out = set_f32(f32(values[0]))
         for i in range(len(middles)):
-            below = less(x, everywhere(f32(middles[i])))
-            out = pick(below, out, everywhere(f32(values[i + 1])))
+            below = less(x, set_f32(f32(middles[i])))
+            out = pick(below, out, set_f32(f32(values[i + 1])))
         return out
 
     def kernel(a, thread, threads):
-        x_in, scale_out, codes_out, xs = word(a), word(a + 8), word(a + 16), word(a + 24)
-        tries, count, groups, g = word(a + 32), word(a + 40), word(a + 48), word(a + 56)
+        args = i64_at(a)
+        x_in, scale_out, codes_out, xs = args[0], args[1], args[2], args[3]
+        tries, count, groups, g = args[4], args[5], args[6], args[7]
         packed = xs + 64 * g
-        zero, nothing = everywhere(f32(0)), everywhere(f32(-0.0))
+        zero, nothing = set_f32(f32(0)), set_f32(f32(-0.0))
         for first in range(0, groups, LANES):
             gather(x_in, first, groups, g, xs)
             largest = extreme(xs, g)
             best = scale = chosen = zero
             for t in range(count):
-                level = everywhere(read(tries + 4 * t))
+                level = set_f32(read_f32(tries + 4 * t))
                 factor = divide(level, largest)
                 if table and t == 0:
-                    factor = divide(everywhere(f32(1)), divide(largest, level))
+                    factor = divide(set_f32(f32(1)), divide(largest, level))
                 sum_xv = sum_v2 = nothing
                 for i in range(g):
-                    x = load(xs + 64 * i)
+                    x = load_f32(xs + 64 * i)
                     value = nearest(mul(factor, x))
                     square = mul(x, x)
                     weighted = mul(square, value)
@@ -217,12 +214,12 @@ def symmetric_kernel(low: int, high: int) -> jit.Kernel:
                     better = both(better, less(zero, sum_v2))
                     best, scale = pick(better, score, best), pick(better, new_scale, scale)
                     chosen = pick(better, factor, chosen)
-            tiny = less(size(largest), everywhere(TINY))
-            store(scale_out + 4 * first, pick(tiny, zero, scale))
+            tiny = less(size(largest), set_f32(TINY))
+            store_f32(scale_out + 4 * first, pick(tiny, zero, scale))
             if not table:
                 for i in range(g):
-                    code = nearest(mul(chosen, load(xs + 64 * i)))
-                    store_bytes(packed + LANES * i, sub(code, everywhere(f32(low))))
+                    code = nearest(mul(chosen, load_f32(xs + 64 * i)))
+                    store_u8(packed + LANES * i, sub(code, set_f32(f32(low))))
                 scatter(packed, codes_out, first, g)
 
     name = "formats.symmetric_nl" if table else f"formats.symmetric_{-low}_{high}"
@@ -234,29 +231,30 @@ def refine_kernel(zero_code: int) -> jit.Kernel:
     """fit.refine_symmetric. Arguments: x, scale, codes, scratch, rounds, groups, g."""
 
     def kernel(a, thread, threads):
-        x_in, scale_out, codes_out, xs = word(a), word(a + 8), word(a + 16), word(a + 24)
-        rounds, groups, g = word(a + 32), word(a + 40), word(a + 48)
+        args = i64_at(a)
+        x_in, scale_out, codes_out, xs = args[0], args[1], args[2], args[3]
+        rounds, groups, g = args[4], args[5], args[6]
         codes = xs + 64 * g
         packed = codes + 64 * g
-        zero, nothing = everywhere(f32(0)), everywhere(f32(-0.0))
-        low = everywhere(f32(-zero_code))
-        high = everywhere(f32(zero_code - 1))
+        zero, nothing = set_f32(f32(0)), set_f32(f32(-0.0))
+        low = set_f32(f32(-zero_code))
+        high = set_f32(f32(zero_code - 1))
         for first in range(0, groups, LANES):
             gather(x_in, first, groups, g, xs)
             largest = extreme(xs, g)
             factor = divide(low, largest)
             sum_xl = sum_l2 = nothing
             for i in range(g):
-                x = load(xs + 64 * i)
+                x = load_f32(xs + 64 * i)
                 code, square = clamp(mul(factor, x), low, high), mul(x, x)
-                store(codes + 64 * i, code)
+                store_f32(codes + 64 * i, code)
                 one, two = mul(mul(square, x), code), mul(mul(square, code), code)
                 sum_xl = add(sum_xl, one)
                 sum_l2 = add(sum_l2, two)
             for _ in range(rounds):
                 changed = False
                 for i in range(g):
-                    x, old = load(xs + 64 * i), load(codes + 64 * i)
+                    x, old = load_f32(xs + 64 * i), load_f32(codes + 64 * i)
                     square = mul(x, x)
                     cube = mul(square, x)
                     rest_xl = sub(sum_xl, mul(cube, old))
@@ -273,15 +271,15 @@ def refine_kernel(zero_code: int) -> jit.Kernel:
                     better = both(better, less(theirs, ours))
                     if some(better):
                         changed = True
-                        store(codes + 64 * i, pick(better, code, old))
+                        store_f32(codes + 64 * i, pick(better, code, old))
                         sum_xl, sum_l2 = pick(better, new_xl, sum_xl), pick(better, new_l2, sum_l2)
                 if not changed:
                     break
-            tiny = less(size(largest), everywhere(TINY))
-            store(scale_out + 4 * first, pick(tiny, zero, divide(sum_xl, sum_l2)))
+            tiny = less(size(largest), set_f32(TINY))
+            store_f32(scale_out + 4 * first, pick(tiny, zero, divide(sum_xl, sum_l2)))
             for i in range(g):
-                code = sub(pick(tiny, low, load(codes + 64 * i)), low)
-                store_bytes(packed + LANES * i, code)
+                code = sub(pick(tiny, low, load_f32(codes + 64 * i)), low)
+                store_u8(packed + LANES * i, code)
             scatter(packed, codes_out, first, g)
 
     return jit.kernel(kernel, name=f"formats.refine_{zero_code}")
@@ -292,20 +290,21 @@ def recode_kernel(low: int, high: int) -> jit.Kernel:
     """fit.recode. Arguments: x, step, offset, codes (replaced), groups, g; codes from `low`."""
 
     def kernel(a, thread, threads):
-        x_in, steps, offsets, codes = word(a), word(a + 8), word(a + 16), word(a + 24)
-        groups, g = word(a + 32), word(a + 40)
-        least_code, most_code = everywhere(f32(low)), everywhere(f32(high))
-        zero = everywhere(f32(0))
+        args = i64_at(a)
+        x_in, steps, offsets, codes = args[0], args[1], args[2], args[3]
+        groups, g = args[4], args[5]
+        least_code, most_code = set_f32(f32(low)), set_f32(f32(high))
+        zero = set_f32(f32(0))
         for group in range(groups):
             step, offset = (
-                everywhere(read(steps + 4 * group)),
-                everywhere(read(offsets + 4 * group)),
+                set_f32(read_f32(steps + 4 * group)),
+                set_f32(read_f32(offsets + 4 * group)),
             )
             keep = differ(step, zero)
             for i in range(g * group, g * (group + 1), LANES):
-                x = add(load(x_in + 4 * i), offset)
+                x = add(load_f32(x_in + 4 * i), offset)
                 code = sub(clamp(divide(x, step), least_code, most_code), least_code)
-                store_bytes(codes + i, pick(keep, code, load_bytes(codes + i)))
+                store_u8(codes + i, pick(keep, code, to_f32(load_u8(codes + i))))
 
     return jit.kernel(kernel, name=f"formats.recode_{-low}_{high}")
 
@@ -316,20 +315,19 @@ def nl_kernel() -> jit.Kernel:
     middles = tuple(map(float, NL_MIDDLES))
 
     def kernel(a, thread, threads):
-        x_in, factors, codes, groups, g = (
-            word(a), word(a + 8), word(a + 16), word(a + 24), word(a + 32)
-        )  # fmt: skip
-        zero, one = everywhere(f32(0)), everywhere(f32(1))
+        args = i64_at(a)
+        x_in, factors, codes, groups, g = args[0], args[1], args[2], args[3], args[4]
+        zero, one = set_f32(f32(0)), set_f32(f32(1))
         for group in range(groups):
-            factor = everywhere(read(factors + 4 * group))
+            factor = set_f32(read_f32(factors + 4 * group))
             for i in range(g * group, g * (group + 1), LANES):
-                x = mul(load(x_in + 4 * i), factor)
+                x = mul(load_f32(x_in + 4 * i), factor)
                 x = pick(differ(x, x), zero, x)
                 code = zero
                 for m in range(len(middles)):
-                    below = less(x, everywhere(f32(middles[m])))
+                    below = less(x, set_f32(f32(middles[m])))
                     code = add(code, pick(below, zero, one))
-                store_bytes(codes + i, code)
+                store_u8(codes + i, code)
 
     return jit.kernel(kernel, name="formats.nl_codes")
 
@@ -338,8 +336,7 @@ def _room(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scales, codes and scratch for groups [n, g], padded to whole vectors of groups."""
     groups, g = x.shape
     n = -(-groups // LANES) * LANES
-    # byte_at reads eight bytes at the last code
-    return np.empty(n, np.float32), np.empty((n, g), np.uint8), np.empty(160 * g + 8, np.uint8)
+    return np.empty(n, np.float32), np.empty((n, g), np.uint8), np.empty(160 * g, np.uint8)
 
 
 def fit_affine(x, top, tries, absolute):

@@ -15,13 +15,26 @@ import functools
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int32, int64, types, uint16, uint32
-from numba.core import cgutils
-from numba.core.datamodel import PrimitiveModel
-from numba.extending import intrinsic, register_model
+from numba import float64, int32, int64, uint32
 
 from pnrt import jit
+from pnrt.emit import I8, I32, I64, call_named, constant, load_vector, splat, vector
 from pnrt.formats.pn import MULTIPLES, WORDS
+from pnrt.native import operation
+from pnrt.simd import (
+    Tile,
+    Vec,
+    bits_float,
+    f32_at,
+    f64_at,
+    i32_at,
+    i64_at,
+    lanewise,
+    reader,
+    u16_at,
+    u32_at,
+    writer,
+)
 
 CANDIDATES = len(MULTIPLES)
 # five vectors of eight doubles hold the 36 candidates; the four spare lanes are never looked at
@@ -34,192 +47,77 @@ FP16_MIN_NORMAL, FP16_OVERFLOW = 2.0**-14, 65520.0
 # bytes a thread works in: 40 scales, 80 weights in double, 80 codes
 SCRATCH = 40 * 8 + 80 * 8 + 80 * 4
 
-_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
-_BITS = ir.VectorType(ir.IntType(64), LANES)
+DOUBLE, BITS = vector(ir.DoubleType(), LANES), vector(I64, LANES)
+f64x8 = Vec("f64x8", DOUBLE)
+candidates = Tile(f64x8, VECTORS)
 
 
-class Candidates(types.Type):
-    """numba type of one double per candidate."""
-
-    def __init__(self):
-        super().__init__(name="candidates")
-
-
-@register_model(Candidates)
-class CandidatesModel(PrimitiveModel):
-    """An LLVM array of vectors, which LLVM keeps in registers."""
-
-    def __init__(self, manager, fe_type):
-        super().__init__(manager, fe_type, ir.ArrayType(_VECTOR, VECTORS))
-
-
-candidates = Candidates()
-
-
-def _constant(value):
-    kind = _BITS if isinstance(value, int) else _VECTOR
-    return ir.Constant(kind, [value] * LANES)
-
-
-def _lanewise(emit):
-    """An intrinsic on candidates (and doubles, given to every lane) from LLVM code for a vector."""
-
-    def generate(context, b, signature, args):
-        columns = []
-        for kind, arg in zip(signature.args, args, strict=True):
-            if kind is candidates:
-                columns.append([b.extract_value(arg, i) for i in range(VECTORS)])
-                continue
-            one = b.insert_element(_constant(0.0), arg, ir.IntType(32)(0))
-            lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-            columns.append([b.shuffle_vector(one, one, lanes)] * VECTORS)
-        out = ir.Constant(ir.ArrayType(_VECTOR, VECTORS), ir.Undefined)
-        for i in range(VECTORS):
-            out = b.insert_value(out, emit(b, *(column[i] for column in columns)), i)
-        return out
-
-    return generate
+def _lanes(value):
+    return constant(BITS if isinstance(value, int) else DOUBLE, value)
 
 
 def _fma(b, x, y, z):
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f64")
-    return b.call(fma, [x, y, z])
+    return call_named(b, f"llvm.fma.v{LANES}f64", DOUBLE, [x, y, z])
 
 
 def _round_half(b, v):
     """Round doubles to fp16 values, to nearest even; 65520 and more become infinite."""
-    bits, drop = b.bitcast(v, _BITS), 42
-    odd = b.and_(b.lshr(bits, _constant(drop)), _constant(1))
-    bits = b.add(bits, b.add(odd, _constant((1 << drop - 1) - 1)))
-    normal = b.bitcast(b.and_(bits, _constant(-1 << drop)), _VECTOR)
-    tiny = b.fsub(b.fadd(v, _constant(TO_SUBNORMAL)), _constant(TO_SUBNORMAL))
-    value = b.select(b.fcmp_ordered("<", v, _constant(FP16_MIN_NORMAL)), tiny, normal)
-    huge = b.fcmp_ordered(">=", v, _constant(FP16_OVERFLOW))
-    return b.select(huge, _constant(float("inf")), value)
+    bits, drop = b.bitcast(v, BITS), 42
+    odd = b.and_(b.lshr(bits, _lanes(drop)), _lanes(1))
+    bits = b.add(bits, b.add(odd, _lanes((1 << drop - 1) - 1)))
+    normal = b.bitcast(b.and_(bits, _lanes(-1 << drop)), DOUBLE)
+    tiny = b.fsub(b.fadd(v, _lanes(TO_SUBNORMAL)), _lanes(TO_SUBNORMAL))
+    value = b.select(b.fcmp_ordered("<", v, _lanes(FP16_MIN_NORMAL)), tiny, normal)
+    huge = b.fcmp_ordered(">=", v, _lanes(FP16_OVERFLOW))
+    return b.select(huge, _lanes(float("inf")), value)
 
 
-@intrinsic
-def scale_magnitudes(typingctx, multiples, amax, zero):
-    """fp16(multiple * amax / zero) for every candidate."""
-
-    def emit(b, m, a, z):
-        return _round_half(b, b.fdiv(b.fmul(m, a), z))
-
-    return candidates(candidates, float64, float64), _lanewise(emit)
-
-
-@intrinsic
-def reciprocal(typingctx, v):
-    """1 / v; infinite where v is 0."""
-    return candidates(candidates), _lanewise(lambda b, v: b.fdiv(_constant(1.0), v))
+def _add_error(b, error, w, s, inverse, low, high):
+    magic = _lanes(TO_INTEGER)
+    n = b.fsub(_fma(b, w, inverse, magic), magic)
+    n = b.select(b.fcmp_ordered("<", n, high), n, high)
+    n = b.select(b.fcmp_ordered(">", n, low), n, low)
+    left = _fma(b, b.fneg(s), n, w)
+    return _fma(b, left, left, error)
 
 
-@intrinsic
-def times(typingctx, v, factor):
-    """v * factor."""
-    return candidates(candidates, float64), _lanewise(lambda b, v, factor: b.fmul(v, factor))
+load = reader(candidates, lambda b, p: load_vector(b, p, candidates.llvm, 8))
+store = writer(candidates, 8)
+everywhere = operation(f64x8, float64)(lambda b, x: splat(b, x, LANES))
+times = lanewise(f64x8, lambda b, v, factor: b.fmul(v, factor))
+# 1 / v; infinite where v is 0
+reciprocal = lanewise(f64x8, lambda b, v: b.fdiv(_lanes(1.0), v))
+# fp16(multiple * amax / zero)
+scale_magnitudes = lanewise(f64x8, lambda b, m, a, z: _round_half(b, b.fdiv(b.fmul(m, a), z)))
+# error + (weight - scale * n)^2 with n in low..high the nearest code, zero point taken off
+add_error = lanewise(f64x8, _add_error)
 
 
-@intrinsic
-def add_error(typingctx, error, weight, scale, inverse, low, high):
-    """error + (weight - scale * n)^2 with n in low..high the nearest code, zero point taken off."""
-
-    def emit(b, error, w, s, inverse, low, high):
-        magic = _constant(TO_INTEGER)
-        n = b.fsub(_fma(b, w, inverse, magic), magic)
-        n = b.select(b.fcmp_ordered("<", n, high), n, high)
-        n = b.select(b.fcmp_ordered(">", n, low), n, low)
-        left = _fma(b, b.fneg(s), n, w)
-        return _fma(b, left, left, error)
-
-    return candidates(candidates, float64, *[candidates] * 2, *[float64] * 2), _lanewise(emit)
-
-
-@intrinsic
-def last_smallest(typingctx, error, scale):
+@operation(int64, candidates, candidates)
+def last_smallest(b, error, scale):
     """Number of the last smallest error among finite scales that are not 0; -1 without any."""
-
-    def generate(context, b, signature, args):
-        masks = []
-        for i in range(VECTORS):
-            error, scale = (b.extract_value(arg, i) for arg in args)
-            usable = b.fcmp_ordered(">", scale, _constant(0.0))
-            usable = b.and_(usable, b.fcmp_ordered("<", scale, _constant(float("inf"))))
-            if i == VECTORS - 1:
-                spare = CANDIDATES - LANES * i
-                inside = [int(lane < spare) for lane in range(LANES)]
-                usable = b.and_(usable, ir.Constant(ir.VectorType(ir.IntType(1), LANES), inside))
-            masks.append((usable, b.select(usable, error, _constant(float("inf")))))
-        best = masks[0][1]
-        for _, error in masks[1:]:
-            best = b.select(b.fcmp_ordered("<", error, best), error, best)
-        for step in (4, 2, 1):
-            lanes = ir.Constant(
-                ir.VectorType(ir.IntType(32), LANES), [i ^ step for i in range(LANES)]
-            )
-            other = b.shuffle_vector(best, best, lanes)
-            best = b.select(b.fcmp_ordered("<", other, best), other, best)
-        word = ir.IntType(64)
-        found = word(0)
-        for i, (usable, error) in enumerate(masks):
-            hit = b.bitcast(b.and_(usable, b.fcmp_ordered("==", error, best)), ir.IntType(LANES))
-            found = b.or_(found, b.shl(b.zext(hit, word), word(LANES * i)))
-        return b.sub(word(63), b.ctlz(found, ir.IntType(1)(0)))
-
-    return int64(candidates, candidates), generate
-
-
-@intrinsic
-def load(typingctx, address):
-    """Candidates from memory."""
-
-    def generate(context, b, signature, args):
-        kind = context.get_value_type(candidates).as_pointer()
-        value = b.load(b.inttoptr(args[0], kind))
-        value.align = 8
-        return value
-
-    return candidates(int64), generate
-
-
-@intrinsic
-def store(typingctx, address, value):
-    """Candidates to memory."""
-
-    def generate(context, b, signature, args):
-        b.store(args[1], b.inttoptr(args[0], args[1].type.as_pointer())).align = 8
-        return context.get_dummy_value()
-
-    return types.void(int64, candidates), generate
-
-
-def _pointer(kind):
-    """An intrinsic that makes a typed pointer of an address; index it like an array."""
-
-    @intrinsic
-    def pointer(typingctx, address):
-        def generate(context, b, signature, args):
-            return b.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), generate
-
-    return pointer
-
-
-int64_at, int32_at, uint32_at, uint16_at, float32_at, float64_at = (
-    _pointer(t) for t in (int64, int32, uint32, uint16, float32, float64)
-)
-
-
-@intrinsic
-def float_of_bits(typingctx, bits):
-    """int32 bit pattern -> the float32 it stands for, as a double."""
-
-    def generate(context, b, signature, args):
-        return b.fpext(b.bitcast(args[0], ir.FloatType()), ir.DoubleType())
-
-    return float64(int32), generate
+    masks = []
+    for i in range(VECTORS):
+        one = b.extract_value(scale, i)
+        usable = b.fcmp_ordered(">", one, _lanes(0.0))
+        usable = b.and_(usable, b.fcmp_ordered("<", one, _lanes(float("inf"))))
+        if i == VECTORS - 1:
+            spare = CANDIDATES - LANES * i
+            inside = [int(lane < spare) for lane in range(LANES)]
+            usable = b.and_(usable, ir.Constant(usable.type, inside))
+        masks.append((usable, b.select(usable, b.extract_value(error, i), _lanes(float("inf")))))
+    best = masks[0][1]
+    for _, error in masks[1:]:
+        best = b.select(b.fcmp_ordered("<", error, best), error, best)
+    for step in (4, 2, 1):
+        lanes = ir.Constant(vector(I32, LANES), [i ^ step for i in range(LANES)])
+        other = b.shuffle_vector(best, best, lanes)
+        best = b.select(b.fcmp_ordered("<", other, best), other, best)
+    found = I64(0)
+    for i, (usable, error) in enumerate(masks):
+        hit = b.bitcast(b.and_(usable, b.fcmp_ordered("==", error, best)), I8)
+        found = b.or_(found, b.shl(b.zext(hit, I64), I64(LANES * i)))
+    return b.sub(I64(63), b.ctlz(found, ir.IntType(1)(0)))
 
 
 @jit.inline
@@ -254,25 +152,26 @@ def search_kernel(bits: int) -> jit.Kernel:
     low, high = -float(zero), float(zero - 1)
 
     def kernel(a, thread, threads):
-        args = int64_at(a)
+        args = i64_at(a)
         multiples, scratch = load(args[2]), args[3] + SCRATCH * thread
-        scales, scale_bits = float64_at(scratch), int64_at(scratch)
-        weights, codes = float64_at(scratch + 320), uint32_at(scratch + 960)
-        failed, groups = int64_at(args[4]), args[5]
+        scales, scale_bits = f64_at(scratch), i64_at(scratch)
+        weights, codes = f64_at(scratch + 320), u32_at(scratch + 960)
+        failed, groups = i64_at(args[4]), args[5]
+        zeros, lows, highs = everywhere(float(zero)), everywhere(low), everywhere(high)
         failed[thread] = -1
         for group in range(groups * thread // threads, groups * (thread + 1) // threads):
-            x = float32_at(args[0] + 4 * block * group)
-            out = uint16_at(args[1] + 34 * group)
-            negative, other = largest_magnitudes(int32_at(args[0] + 4 * block * group), block)
+            x = f32_at(args[0] + 4 * block * group)
+            out = u16_at(args[1] + 34 * group)
+            negative, other = largest_magnitudes(i32_at(args[0] + 4 * block * group), block)
             sign = 1.0 if negative > other else -1.0
-            amax = float_of_bits(max(negative, other))
+            amax = float64(bits_float(max(negative, other)))
             for e in range(block):
                 weights[e] = x[e]
-            magnitude = scale_magnitudes(multiples, amax, float(zero))
-            scale, error = times(magnitude, sign), times(multiples, 0.0)
+            magnitude = scale_magnitudes(multiples, everywhere(amax), zeros)
+            scale, error = times(magnitude, everywhere(sign)), times(multiples, everywhere(0.0))
             inverse = reciprocal(scale)
             for e in range(block):
-                error = add_error(error, weights[e], scale, inverse, low, high)
+                error = add_error(error, everywhere(weights[e]), scale, inverse, lows, highs)
             store(scratch, magnitude)
             chosen = last_smallest(error, magnitude)
             if not amax < np.inf or (chosen < 0 and scales[0] == np.inf):

@@ -8,13 +8,13 @@ import pytest
 
 from pnrt import backend, reference
 from pnrt.cpu import pack
-from pnrt.cpu.simd import u8_at, u16_at
 from pnrt.debug import shrink
 from pnrt.debug.selftest import OPS, Case, cases, judge, parse_case, selftest, untested
 from pnrt.debug.selftest_base import floats
 from pnrt.errors import DeviceError, FileError, FormatError
 from pnrt.formats import FORMATS
 from pnrt.jit import inline
+from pnrt.simd import u8_at, u16_at
 from tests.commands import pnrt as invoke
 
 PN4 = "matmul(format=pn4t,N=33,K=2112,T=8,activations=q8_0,data=bytes,seed=0)"

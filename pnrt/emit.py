@@ -1,4 +1,4 @@
-"""LLVM code for vectors: what simd.py and dots.py build their numba operations from.
+"""LLVM code for vectors: what simd.py and cpu/dots.py build their numba operations from.
 
 Only the fp16 conversions depend on the instruction set, and their results do not.
 """
