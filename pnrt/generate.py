@@ -284,6 +284,12 @@ def _notes(reader: WeightReader, config: Config, session: Any) -> tuple[str, ...
             f"skipped: {blocks} for drafting several tokens at once ({len(skipped)} tensors); "
             "the result does not depend on them"
         )
+    stated = reader.file.metadata[f"{config.architecture}.context_length"]
+    if config.context_length < stated:
+        notes.append(
+            f"context: {config.context_length} of {stated} tokens, the model's sliding window; "
+            "pnrt attends to every token, which is the same up to there and not beyond"
+        )
     if reader.repack:
         notes.append(reader.repack.sentence())
     return tuple(notes)

@@ -32,9 +32,10 @@ class Commands(TyperGroup):
                 # the reader went away (`pnrt inspect | head`): nobody is left to tell
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
+            where = error.filename or "input or output"
             _fail(
-                f"{error.filename or 'input or output'}: {error.strerror or error}; a file that can "
-                "be read, or room to write, is needed. Check the path, its permissions, the disk."
+                f"{where}: {error.strerror or error}; a file that can be read, or room to write, "
+                "is needed. Check the path, its permissions and the disk."
             )
         except MemoryError as error:
             _fail(

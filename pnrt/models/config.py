@@ -21,6 +21,27 @@ SCALINGS = ("none", "linear", "yarn")
 # a corrupt count must not become a loop of billions; the deepest public models have a few hundred
 MAX_BLOCKS = 4096
 
+# keys other architectures have, with the values that change nothing: no step computes what they ask
+_NEUTRAL = {
+    "expert_count": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "use_parallel_residual": (False,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.causal": (True,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+
 _REQUIRED: Any = object()
 _AGAIN = "The file is incomplete or damaged: convert or download it again."
 
@@ -101,7 +122,10 @@ class _Keys:
         self.prefix = architecture + "."
 
     def has(self, key: str) -> bool:
-        return self.file.metadata.get(self.prefix + key) is not None
+        return self.value(key) is not None
+
+    def value(self, key: str) -> Any:
+        return self.file.metadata.get(self.prefix + key)
 
     def fail(self, key: str, found: Any, needed: str, advice: str = _AGAIN) -> NoReturn:
         raise ModelError(
@@ -179,6 +203,7 @@ def read_config(file: GGUFFile) -> Config:
         ModelError: unknown architecture, a required key absent, a value of the wrong kind or range,
             or a combination these architectures do not have.
     """
+    _refuse_parts(file)
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         found = "no" if architecture is None else _show(architecture)
@@ -187,8 +212,10 @@ def read_config(file: GGUFFile) -> Config:
             f"{', '.join(ARCHITECTURES)}. Use a model of one of these."
         )
     keys = _Keys(file, architecture)
-    if experts := keys.integer("expert_count", 0, low=0):
-        keys.fail("expert_count", experts, "0 or no key", "Mixture models are not supported.")
+    for key, neutral in _NEUTRAL.items():
+        if keys.has(key) and (found := keys.value(key)) not in neutral:
+            advice = "pnrt does not compute what this key asks for: use a model without it."
+            keys.fail(key, _show(found), " or ".join(map(str, neutral)) + ", or no key", advice)
 
     blocks = keys.integer("block_count")
     if blocks > MAX_BLOCKS:
@@ -202,13 +229,15 @@ def read_config(file: GGUFFile) -> Config:
 
     d_model = keys.integer("embedding_length")
     n_heads, n_kv_heads, head_dim = _heads(keys, blocks, d_model, recurrent)
-    context_length = keys.integer("context_length")
+    trained = keys.integer("context_length")
+    # while a text is no longer than the window, attention through it is plain attention
+    window = keys.integer("attention.sliding_window", 0, low=0) or trained
     rope_dim, sections = _rope_dim(keys, head_dim)
     return Config(
         architecture=architecture,
         n_layers=n_layers,
         mtp_layers=mtp,
-        context_length=context_length,
+        context_length=min(trained, window),
         vocab_size=_vocab_size(keys),
         d_model=d_model,
         d_ff=keys.per_layer("feed_forward_length", blocks)[:n_layers],
@@ -218,12 +247,28 @@ def read_config(file: GGUFFile) -> Config:
         eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope_dim=rope_dim,
         rope_base=keys.number("rope.freq_base", 10000.0),
-        rope_scaling=_scaling(keys, context_length),
+        rope_scaling=_scaling(keys, trained),
         neox=architecture != "llama",
         recurrent=recurrent,
         rope_sections=sections,
         delta=_delta(keys) if architecture == "qwen35" else None,
     )
+
+
+def _refuse_parts(file: GGUFFile) -> None:
+    """Refuse files that hold less than a model, or something else."""
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(
+            f"{file.path}: key general.type: found {_show(kind)}; needed 'model'. Adapters, "
+            "projectors and vocabularies do not run by themselves: use the model they belong to."
+        )
+    parts = file.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise ModelError(
+            f"{file.path}: key split.count: found {_show(parts)}, the file is one part of a model; "
+            "needed all of it in one file. Join the parts: `llama-gguf-split --merge FIRST OUT`."
+        )
 
 
 def _heads(keys: _Keys, blocks: int, d_model: int, recurrent: tuple[bool, ...]):

@@ -65,6 +65,25 @@ def test_yarn_context_defaults_to_context_length():
     assert read_config(file).rope_scaling.original_context == 256
 
 
+def test_keys_that_change_nothing():
+    neutral = {"logit_scale": 1.0, "attention__causal": True, "attention__scale": 0.0}
+    config = read_config(changed(expert_count=0, attention__sliding_window=4096, **neutral))
+    assert config == read_config(changed(attention__sliding_window=0))
+
+
+def test_a_sliding_window_ends_the_context():
+    config = read_config(changed("llama_s_yarn.f32", attention__sliding_window=64))
+    assert config.context_length == 64
+    assert config.rope_scaling == read_config(changed("llama_s_yarn.f32")).rope_scaling
+
+
+@pytest.mark.parametrize(("key", "found"), [("general.type", "adapter"), ("split.count", 3)])
+def test_parts_of_models_are_refused(key, found):
+    file = fake("llama_s.f32")
+    file.metadata[key] = found
+    refuse(file, f"key {key}: found {found!r}", "needed")
+
+
 def test_qwen2_and_qwen3():
     assert read_config(fake("qwen2_s.f32")).neox
     config = read_config(fake("qwen3_s.f32"))
@@ -203,6 +222,12 @@ def test_required_qwen35_key_absent(key):
         ("rope.scaling.factor", math.nan),
         ("rope.scaling.original_context_length", 0),
         ("rope.scaling.attn_factor", 0.0),
+        ("rope.scaling.yarn_beta_fast", 16.0),
+        ("attention.sliding_window", -1),
+        ("attention.scale", 0.5),
+        ("attention.causal", False),
+        ("attn_logit_softcapping", 50.0),
+        ("embedding_scale", 12.0),
     ],
 )
 def test_bad_value(key, value):
