@@ -161,8 +161,7 @@ def _extent(file, info: TensorInfo, after: TensorInfo | None, report) -> TensorI
         room = f"{extent} bytes lie before {ahead}"
         # slack in a stock type is only odd; under a fork's id, or one mapped by hand, it is
         # evidence that the id means another format (unless it is the file's tail)
-        certain = info.format.type_id == info.type_id and info.format.name not in FORK_ONLY
-        if certain or (after is None and not readings(info, file.alignment)):
+        if _certain(info) or (after is None and not readings(info, file.alignment)):
             ignored = "The bytes between are ignored; most tools pack tensors tightly."
             file.notes.append(_problem(file, info, needs, room, ignored))
         else:
@@ -170,7 +169,15 @@ def _extent(file, info: TensorInfo, after: TensorInfo | None, report) -> TensorI
     return info
 
 
+def _certain(info: TensorInfo) -> bool:
+    """Whether every program means the same by the tensor's id."""
+    kind = info.format
+    return kind is not None and kind.type_id == info.type_id and kind.name not in FORK_ONLY
+
+
 def _other(info: TensorInfo, alignment: int, otherwise: str) -> str:
+    if _certain(info):
+        return otherwise
     if info.type_id in STOCK:
         name, block, size = STOCK[info.type_id]
         need = info.elements * size // block

@@ -9,7 +9,7 @@ import numpy as np
 from pnrt.container.layout import REFETCH, TensorInfo, readings
 from pnrt.container.values import Problem
 from pnrt.errors import FileError, FormatError
-from pnrt.formats import FORMATS
+from pnrt.formats import FORMATS, STOCK
 
 
 class MappedFile:
@@ -111,8 +111,13 @@ class MappedFile:
         fits = readings(info, self.alignment)
         if not fits or info.type_id is None:
             return "Another program wrote it; convert the tensor with that program."
+        taken = ""
+        if info.type_id in STOCK and not info.stock:
+            name, block, size = STOCK[info.type_id]
+            need = info.elements * size / block
+            taken = f"Released ggml means {name} by this id, which takes {need:g} bytes here. "
         return (
-            f"Its {info.extent} bytes would fit {', '.join(fits)}: if you know it is one of these, "
+            f"{taken}Its {info.extent} bytes would fit {', '.join(fits)}: if you know it is one of these, "
             f'open with extra_types={{{info.type_id}: "{fits[0]}"}}'
             + (f" (--e4m3-id {info.type_id})." if "e4m3" in fits else ".")
         )

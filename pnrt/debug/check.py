@@ -109,6 +109,10 @@ def iter_findings(
                 found = f"type {info.type_name} is not known to pnrt"
                 allowed = f"its {info.nbytes} bytes were not checked. {file.advice(info)}"
                 notes.append(FileFinding(name, None, None, info.offset, found, allowed))
+            if info.format and not info.format.weight:
+                found = f"its type is {info.format.name}"
+                allowed = "that codes activations; weights take another"
+                yield FileFinding(name, None, None, info.offset, found, allowed)
             examination = Examination(info) if health is not None and info.format else None
             for findings, size in _steps(file, info, examination):
                 yield from findings

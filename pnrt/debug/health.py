@@ -174,6 +174,8 @@ def _oddities(form: Format, blocks: np.ndarray):
         # a look at one byte leaves few blocks to look at whole
         some = np.flatnonzero(blocks[:, start + len(zero) - 1] == zero[-1])
         dead[some] |= (blocks[some, start : start + len(zero)] == zero).all(1)
+    # times a scale that is infinite or NaN zero codes are NaN
+    dead &= np.max(magnitudes, axis=0) < 0x7C00
     yield "dead", dead
     yield "zero scale", (d == 0) & ~dead
     yield "-0 scale", d == 0x8000

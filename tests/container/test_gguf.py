@@ -245,6 +245,7 @@ def test_id_42_is_not_guessed(tmp_path):
             file.rows("a")
         four_parts(str(caught.value), path, "type id 42", "e4m3", "q8_0", "extra_types={42:")
         assert '{42: "e4m3"} (--e4m3-id 42)' in str(caught.value)
+        assert "means q2_0 by this id, which takes 72 bytes" in str(caught.value)
     with open_gguf(path, extra_types={42: "e4m3"}) as file:
         assert file.tensors["a"].format is FORMATS["e4m3"]
         assert file.rows("a").shape == (4, 68)
@@ -256,6 +257,12 @@ def test_id_42_is_not_guessed(tmp_path):
 def test_mapped_id_that_does_not_fit(refused):
     data = two(((4, 64), 42, 0), ((32,), F32, 96), bytes(96 + 128))
     refused(data, "a", "needs 272 bytes as e4m3", "96 bytes later", extra_types={42: "e4m3"})
+
+
+def test_a_cut_stock_tensor_is_truncated_not_misnamed(refused):
+    # 33 bytes are a whole mxfp8 row, but id 8 means q8_0 everywhere
+    message = refused(one((1, 32), 8, nbytes=33), "1 bytes are missing", "fetch it again")
+    assert "would fit" not in message
 
 
 def test_unknown_format_name_in_extra_types(tmp_path):

@@ -149,3 +149,17 @@ def test_ids_mapped_by_hand(tmp_path):
     assert check_file(path) == []
     (found,) = check_file(path, extra_types={42: "q8_0"})
     assert (found.row, found.block) == (2, 0)
+
+
+def test_activation_formats_are_no_weights_and_nan_blocks_are_not_dead(tmp_path):
+    raw = np.zeros((2, 36), np.uint8)
+    path = tiny(tmp_path / "m.gguf", [], {"t": (9, (2, 32), raw), "u": (2, (1, 32), raw[:1, :18])})
+    notes, health = [], []
+    (found,) = check_file(path, notes=notes, health=health)
+    assert (found.tensor, found.found) == ("t", "its type is q8_1")
+    raw[:, :2] = NAN
+    raw[:, 2:18] = 0x88
+    path = tiny(tmp_path / "m.gguf", [], {"u": (2, (2, 32), raw[:, :18])})
+    notes.clear()
+    assert len(check_file(path, notes=notes, health=health)) == 2
+    assert notes == []
