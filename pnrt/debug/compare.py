@@ -27,6 +27,7 @@ class TensorDifference:
         kind: "same" (bytes), "equal" (values, other bytes), "differs", "shape", "only in A",
             "only in B" or "unknown type" (bytes differ, and nobody can decode them).
         relative_rms: sqrt(sum (b - a)^2 / sum a^2); max_error: largest |b - a|.
+            Places that are NaN on both sides count as equal.
         ulp: largest distance in float32 steps.
         first: (row, block) of the first difference, in blocks of A's format; None without one.
         blocks: how many blocks of A's format differ.
@@ -157,19 +158,23 @@ def _values(
     for start in range(0, a.rows, step):
         x = left.values(a.name, start, start + step)
         y = right.values(b.name, start, start + step)
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = y.astype(np.float64) - x
+        # NaN at the same place of both sides is no difference, nor is the same infinity
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        with np.errstate(invalid="ignore"):
+            difference = np.where(same, 0, y.astype(np.float64) - x)
         error += float(np.square(difference).sum())
-        energy += float(np.square(x.astype(np.float64)).sum())
+        energy += float(np.square(np.where(np.isfinite(x), x, 0).astype(np.float64)).sum())
         # a NaN on either side must show as NaN, not vanish in a maximum
         out.max_error = float(np.maximum(out.max_error, np.abs(difference).max()))
-        out.ulp = max(out.ulp, int(np.abs(ordered(y) - ordered(x)).max()))
-        apart = (x != y).reshape(len(x), -1, a.format.block).any(axis=2)
+        steps = np.where(same, 0, ordered(y) - ordered(x))
+        out.ulp = max(out.ulp, int(np.abs(steps).max()))
+        apart = ~same.reshape(len(x), -1, a.format.block).all(axis=2)
         out.blocks += int(np.count_nonzero(apart))
         if out.first is None and apart.any():
             row, block = (int(i) for i in np.argwhere(apart)[0])
             out.first = (start + row, block)
-    out.relative_rms = (error / energy) ** 0.5 if energy else float(error > 0)
+    # beside a tensor of zeros any error is infinitely large; NaN stays NaN
+    out.relative_rms = (error / energy) ** 0.5 if energy else error and error * np.inf
     out.kind = "equal" if out.first is None else "differs"
     if out.first:
         row, block = out.first

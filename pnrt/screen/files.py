@@ -182,7 +182,7 @@ def compare_screen(result: dict[str, Any]) -> Renderable:
             if t.first:
                 row, block = t.first
                 numbers = (
-                    f"{t.relative_rms:.5f}", f"{t.max_error:.4g}", str(t.ulp), str(t.blocks),
+                    f"{t.relative_rms:.4g}", f"{t.max_error:.4g}", str(t.ulp), str(t.blocks),
                     f"{row},{block}",
                 )  # fmt: skip
             out.add_row(safe(t.name), t.kind, t.a, t.b, *numbers)

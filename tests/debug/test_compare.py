@@ -171,3 +171,19 @@ def test_ternary_tensors_differ_by_their_scale(tmp_path):
     assert (found["u"].kind, found["u"].max_error) == ("differs", 0.25)
     assert found["u.scale"].max_error == 0.25
     assert compare_files(a, a)["equal"]
+
+
+def test_equal_nans_and_infinities_are_no_difference(tmp_path):
+    x = np.float32([[np.nan, np.inf, 2, 1]])
+    y = np.float32([[np.nan, np.inf, 2, 1.5]])
+    found = one(write_f32(tmp_path / "a", x), write_f32(tmp_path / "b", y))
+    assert (found.first, found.blocks, found.max_error) == ((0, 3), 1, 0.5)
+    assert found.relative_rms == 0.5 / 5**0.5
+    zero = write_f32(tmp_path / "z", 0 * y[:, 2:])
+    assert one(zero, write_f32(tmp_path / "b", y[:, 2:])).relative_rms == np.inf
+    lost = one(zero, write_f32(tmp_path / "b", np.nan * y[:, 2:]))
+    assert np.isnan([lost.relative_rms, lost.max_error]).all()
+
+
+def write_f32(path, x):
+    return write(path, np.ascontiguousarray(x).view(np.uint8), "f32")
