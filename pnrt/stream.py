@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pnrt.errors import ModelError
@@ -11,6 +12,7 @@ from pnrt.errors import ModelError
 if TYPE_CHECKING:
     from pnrt.generate import Model
     from pnrt.text.sampling import Sampler
+    from pnrt.text.tokenizer import Tokenizer
 
 
 class Answer:
@@ -22,8 +24,9 @@ class Answer:
         n: tokens to write at most; fewer where the context ends.
         sampler: None for greedy.
         chunk: tokens per call while reading.
+        stop: texts that end the answer; they are not part of it.
     Raises:
-        ModelError: nothing to read, or more than the context has left.
+        ModelError: nothing to read, or more than the context has left; an empty stop text.
     """
 
     def __init__(
@@ -33,7 +36,10 @@ class Answer:
         n: int,
         sampler: Sampler | None = None,
         chunk: int = 512,
+        stop: Sequence[str] = (),
     ):
+        if "" in stop:
+            raise ModelError("stop: an empty text ends every answer; give one that can be met.")
         room = context(model) - model.position
         if not tokens:
             raise ModelError("the prompt is empty: a model needs at least one token to go on from.")
@@ -45,32 +51,37 @@ class Answer:
         self.model, self.tokens, self.sampler, self.chunk = model, list(tokens), sampler, chunk
         self.limit = min(n, room - len(tokens))
         self.cut = self.limit < n
+        self.stop = stop
         self.ids: list[int] = []
         self.text = ""
         self.prompt_seconds = self.seconds = 0.0
 
     def __iter__(self) -> Iterator[str]:
+        with contextlib.closing(self._pieces()) as pieces:
+            for piece in until(pieces, self.stop):
+                self.text += piece
+                yield piece
+
+    def _pieces(self) -> Iterator[str]:
         decoder = self.model.tokenizer.stream()
         start = first = time.perf_counter()
         ids = self.model.generate(self.tokens, n=self.limit, sampler=self.sampler, chunk=self.chunk)
-        for token in ids:
-            if not self.ids:
-                first = time.perf_counter()
-                self.prompt_seconds = first - start
-            self.ids.append(token)
-            piece = decoder.push(token)
-            self.text += piece
-            if piece:
-                yield piece
-        now = time.perf_counter()
-        if self.ids:
-            self.seconds = now - first
-        else:
-            self.prompt_seconds = now - start
-        rest = decoder.flush()
-        self.text += rest
-        if rest:
-            yield rest
+        try:
+            for token in ids:
+                if not self.ids:
+                    first = time.perf_counter()
+                    self.prompt_seconds = first - start
+                self.ids.append(token)
+                if piece := decoder.push(token):
+                    yield piece
+            if rest := decoder.flush():
+                yield rest
+        finally:
+            now = time.perf_counter()
+            if self.ids:
+                self.seconds = now - first
+            else:
+                self.prompt_seconds = now - start
 
     @property
     def prompt_speed(self) -> float:
@@ -98,18 +109,44 @@ def context(model: Model) -> int:
     return getattr(model, "context", None) or model.config.context_length
 
 
-def chat_tokens(model: Model, messages: list[dict[str, str]]) -> list[int]:
-    """Render a conversation with the model's template and tokenize it.
+def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+    """The text before the first of some texts; what may be the beginning of one is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [at for text in stop if (at := held.find(text)) >= 0]
+        if found:
+            held = held[: min(found)]
+            break
+        begun = (n for text in stop for n in range(1, len(text)) if held.endswith(text[:n]))
+        sure = len(held) - max(begun, default=0)
+        if sure:
+            yield held[:sure]
+        held = held[sure:]
+    if held:
+        yield held
 
-    A beginning-of-text token that the template writes itself is not added a second time.
-    """
+
+def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text with special tokens; if it begins with the bos itself, no second one is put."""
+    bos = "" if tokenizer.bos is None else tokenizer.token(tokenizer.bos)
+    twice = bool(bos) and text.startswith(bos)
+    return tokenizer.encode(text, parse_special=True, add_bos=False if twice else None)
+
+
+def chat_tokens(
+    model: Model, messages: list[dict[str, str]], template: Mapping[str, Any] | str | None = None
+) -> list[int]:
+    """Render a conversation with a template (None for the model's own) and tokenize it."""
     from pnrt.text.template import render_chat
 
     tokenizer = model.tokenizer
-    bos = tokenizer.token(tokenizer.bos) if tokenizer.bos is not None else ""
-    eos = tokenizer.token(tokenizer.eos) if tokenizer.eos is not None else ""
+    bos, eos = ("" if i is None else tokenizer.token(i) for i in (tokenizer.bos, tokenizer.eos))
     text = render_chat(
-        model.file.metadata, messages, add_generation_prompt=True, bos_token=bos, eos_token=eos
+        model.file.metadata if template is None else template,
+        messages,
+        add_generation_prompt=True,
+        bos_token=bos,
+        eos_token=eos,
     )
-    twice = bool(bos) and text.startswith(bos)
-    return tokenizer.encode(text, parse_special=True, add_bos=False if twice else None)
+    return prompt_tokens(tokenizer, text)

@@ -160,7 +160,7 @@ def test_quantize_refuses_itself(models):
 def test_tokenize(pn):
     rows = json.loads(pnrt("tokenize", pn, "the é", "--json").stdout)
     assert b"".join(bytes.fromhex(r["bytes"]) for r in rows).decode() == "the é"
-    assert rows[0]["token"] == "th"
+    assert (rows[0]["token"], rows[0]["kind"]) == ("th", "normal")
     assert "5 tokens" in pnrt("tokenize", pn, "the é").stdout
     marked = json.loads(pnrt("tokenize", pn, "<|im_end|>", "--special", "--json").stdout)
     assert [r["token"] for r in marked] == ["<|im_end|>"]
@@ -428,6 +428,33 @@ def test_chat_answers_each_line(pn):
     )
     assert result.exit_code == 0, result.output
     assert result.stderr.count("generation") == 2
+
+
+def test_chat_takes_a_template_and_survives_an_interrupt(pn, tmp_path, monkeypatch):
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
+    pieces = iter([KeyboardInterrupt])
+
+    def write(piece):
+        for error in pieces:
+            raise error
+
+    monkeypatch.setattr("pnrt.cli.text.write", write)
+    command = ["chat", str(pn), "-n", "2", "--seed", "1", "--template", str(template)]
+    result = CliRunner().invoke(app, command, input="one\ntwo\n")
+    assert result.exit_code == 0, result.output
+    first, second = (line for line in result.stderr.splitlines() if "generation" in line)
+    assert first.startswith("prompt 3 tokens")
+    # the second answer reads the whole conversation anew
+    assert int(second.split()[1]) > 6
+
+
+def test_chat_without_a_template_names_the_file(models, tmp_path):
+    path = rewrite(models / "pn.gguf", tmp_path / "t.gguf", {"tokenizer.chat_template": None})
+    result = CliRunner().invoke(app, ["chat", str(path)], input="hello\n")
+    assert result.exit_code == 2
+    assert f"{path}: tokenizer.chat_template: missing" in result.stderr
+    assert "--template FILE" in result.stderr
 
 
 def test_a_closed_pipe_is_quiet(pn):

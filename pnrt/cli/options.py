@@ -44,3 +44,6 @@ ScaleEncoding = Annotated[
     typer.Option(metavar="f32|u32", help="what u32 scales of a .model's ternary tensors are"),
 ]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="end where this text appears; repeatable")
+]

@@ -23,6 +23,7 @@ from pnrt.cli.options import (
     Repack,
     Rotation,
     Seed,
+    Stop,
     Temperature,
     Threads,
     TopK,
@@ -42,6 +43,7 @@ def run(
     top_p: TopP = 0.95,
     min_p: MinP = 0.05,
     seed: Seed = None,
+    stop: Stop = None,
     backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
@@ -56,13 +58,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Continue a text; special tokens in it are understood."""
-    from pnrt.stream import Answer
+    from pnrt.stream import Answer, prompt_tokens
 
+    sampler = sampling(temp, top_k, top_p, min_p, seed)
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
     options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
     with load(file, context=context, **options) as model:
-        tokens = model.tokenizer.encode(prompt, parse_special=True)
-        answer = Answer(model, tokens, n, sampling(temp, top_k, top_p, min_p, seed), chunk)
+        tokens = prompt_tokens(model.tokenizer, prompt)
+        answer = Answer(model, tokens, n, sampler, chunk, stop or ())
         with watched(model, nan_stop, dispatch):
             for piece in answer:
                 if not as_json:
@@ -78,12 +81,16 @@ def run(
 def chat(
     file: File,
     system: Annotated[str | None, typer.Option(help="the system message")] = None,
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="a Jinja template instead of the model's")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="tokens per answer at most")] = 512,
     temp: Temperature = 0.8,
     top_k: TopK = 40,
     top_p: TopP = 0.95,
     min_p: MinP = 0.05,
     seed: Seed = None,
+    stop: Stop = None,
     backend: Backend = "cpu",
     threads: Threads = None,
     activations: Activations = "q8_0",
@@ -93,25 +100,35 @@ def chat(
     e4m3_id: E4M3Id = None,
     repack: Repack = None,
 ) -> None:
-    """Talk with a model: one line per message, an empty line or end of input leaves."""
+    """Talk with a model: one line per message, an empty line or end of input leaves.
+
+    Ctrl-C ends an answer, and between answers the conversation.
+    """
     from pnrt.stream import Answer, chat_tokens
+    from pnrt.text.template import template_of
 
     messages = [{"role": "system", "content": system}] if system else []
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
     options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
-    with load(file, context=context, **options) as model:
+    own = template.read_text(encoding="utf-8") if template else None
+    with load(file, context=context, **options) as model, naming(file):
+        own = template_of(model.file.metadata if own is None else own)
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
-            tokens = chat_tokens(model, messages)
+            tokens = chat_tokens(model, messages, own)
             # what the model holds is not read again, unless the template rewrote the past
             if tokens[: len(seen)] != seen or len(tokens) == len(seen):
                 seen = []
                 model.reset()
-            answer = Answer(model, tokens[len(seen) :], n, sampler)
-            for piece in answer:
-                write(piece)
+            answer = Answer(model, tokens[len(seen) :], n, sampler, stop=stop or ())
+            try:
+                for piece in answer:
+                    write(piece)
+            except KeyboardInterrupt:
+                # what an interrupted step left behind is not to be trusted: all is read again
+                model.reset()
             write("\n")
             speeds(answer)
             messages.append({"role": "assistant", "content": answer.text})
@@ -134,7 +151,12 @@ def tokenize(
     with open_gguf(file, extra_types=extra_types(e4m3_id)) as opened, naming(file):
         tokenizer = Tokenizer.from_metadata(opened.metadata)
     rows = [
-        {"id": i, "token": tokenizer.token(i), "bytes": tokenizer.token_bytes(i).hex()}
+        {
+            "id": i,
+            "token": tokenizer.token(i),
+            "bytes": tokenizer.token_bytes(i).hex(),
+            "kind": tokenizer.kind(i),
+        }
         for i in tokenizer.encode(text, parse_special=special)
     ]
     show(as_json, rows, lambda: screen.tokens_table(rows))

@@ -105,9 +105,9 @@ def _flip(flip: tuple[int, float] | None) -> str:
 
 def tokens_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Ids, tokens and bytes of a tokenized text."""
-    out = table("id", "token", "bytes", right=(0,))
+    out = table("id", "token", "bytes", "kind", right=(0,))
     for row in rows:
-        out.add_row(str(row["id"]), safe(row["token"]), row["bytes"])
+        out.add_row(str(row["id"]), safe(row["token"]), row["bytes"], row["kind"])
     return group(out, Text(f"{len(rows)} tokens"))
 
 

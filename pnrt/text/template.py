@@ -24,7 +24,7 @@ OUTPUT = 16 << 20  # characters
 
 # what ends a wait where the operating system has no CPU timer, or does not schedule the child
 _PATIENCE = 20.0 if hasattr(signal, "setitimer") else 3.0
-_EMPTY = "Pass another template, or use `pnrt run`, which needs none."
+_EMPTY = "Pass one (`pnrt chat --template FILE`), or use `pnrt run`, which needs none."
 _REPAIR = "Correct the template in the file, or pass another one."
 
 
@@ -62,7 +62,7 @@ def render_chat(
     }
     job = {
         "path": [str(folder) for folder in sys.path],
-        "template": _template(metadata_or_template),
+        "template": template_of(metadata_or_template),
         "variables": variables,
         "now": now and now.isoformat(),
         "seconds": SECONDS,
@@ -82,7 +82,8 @@ def render_chat(
     return answer["text"]
 
 
-def _template(source: Mapping[str, Any] | str) -> str:
+def template_of(source: Mapping[str, Any] | str) -> str:
+    """The template itself. Raises: ModelError where the metadata has none."""
     if isinstance(source, str):
         return source
     template = source.get(KEY)
