@@ -9,6 +9,8 @@ Products of bytes are in cpu/dots.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import PrimitiveModel
@@ -217,6 +219,23 @@ differ = lanewise(mask16, lambda b, x, y: b.fcmp_unordered("!=", x, y))
 both = lanewise(mask16, lambda b, x, y: b.and_(x, y))
 # x where the mask is set, y elsewhere
 pick = lanewise(f32x16, lambda b, mask, x, y: b.select(mask, x, y))
+
+
+def stairs(edges: Sequence[float], values: Sequence[float]):
+    """An operation: values[i] where edges[i - 1] <= x < edges[i], of one value more than edges."""
+
+    def emit(b, x):
+        steps = [constant(x.type, float(value)) for value in values]
+        below = [b.fcmp_ordered("<", x, constant(x.type, float(edge))) for edge in edges]
+        # neighbours meet in pairs: the chain of choices is short
+        while len(steps) > 1:
+            pairs = zip(below[::2], steps[::2], steps[1::2], strict=False)
+            rest = steps[len(steps) // 2 * 2 :]
+            steps = [b.select(mask, low, high) for mask, low, high in pairs] + rest
+            below = below[1::2]
+        return steps[0]
+
+    return lanewise(f32x16, emit)
 
 
 def _rounded_once(name):

@@ -19,6 +19,7 @@ from pnrt.jit import default_threads
 
 # weights handled at once: temporaries stay in the cache and memory stays flat for any tensor
 CHUNK = 1 << 17
+BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
 class Parts(NamedTuple):
@@ -305,9 +306,27 @@ def join(*fields: np.ndarray) -> np.ndarray:
 
 
 def round_away(x: np.ndarray) -> np.ndarray:
-    """Round to nearest, halves away from zero, as C's roundf."""
-    whole = np.trunc(x)
-    return np.where(np.abs(x - whole) >= np.float32(0.5), whole + np.sign(x), whole)
+    """Round float32 to nearest, halves away from zero, as C's roundf."""
+    # the float32 below one half: with it a half rounds up to the next integer, and no less does
+    out = np.copysign(BELOW_HALF, x)
+    out += x
+    return np.trunc(out, out=out)
+
+
+def most(x: np.ndarray) -> np.ndarray:
+    """The largest element of each row: [n, B] -> [n], B a power of two."""
+    # halving as a whole: NumPy is slow along short rows
+    out = x.reshape(-1)
+    while out.size > len(x):
+        out = np.maximum(out[::2], out[1::2])
+    return out
+
+
+def whole_codes(codes: np.ndarray, factor: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Codes [n, B] float32 within low..high; NaN, from zeros times an infinite factor [n], is 0."""
+    if np.isinf(factor).any():
+        codes = np.nan_to_num(codes)
+    return np.clip(codes, low, high, out=codes)
 
 
 def inverse(d: np.ndarray) -> np.ndarray:

@@ -6,30 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pnrt.formats.base import Format, Parts, Searched, field, half, join, largest
-from pnrt.formats.fit import NL, divide, round_scales
+from pnrt.formats.base import Parts, Searched, field, half, join, largest, most
+from pnrt.formats.fit import E2M1, NL, divide, round_scales
 from pnrt.formats.fp8 import E8M0_FINDING, e4m3_magnitude
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
-
-# twice the values of a 4-bit float; code 8 is plain zero
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int32)
-E2M1 = np.concatenate([E2M1, -E2M1])
-
-
-def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """The code with E2M1[code] * unit nearest to x, the smaller magnitude of equals.
-
-    x [n, g] float32, unit [n] float32 -> [n, g] uint8.
-    """
-    magnitude, code = np.abs(x), np.zeros(x.shape, np.uint8)
-    best = magnitude
-    for candidate in range(1, 8):
-        distance = np.abs(np.float32(E2M1[candidate]) * unit[:, None] - magnitude)
-        # strictly nearer: where float32 cannot tell candidates apart the smaller one stays
-        code[distance < best] = candidate
-        best = np.minimum(best, distance)
-    return code | ((x < 0) & (code > 0)).astype(np.uint8) << 3
-
 
 # what the largest weight is mapped to, one first scale each
 NL_TRIES = np.concatenate([[127], np.arange(-7, 8) - 127])
@@ -72,7 +52,7 @@ class IQ4XS(Searched):
         return join(d.astype(np.float16), high, low, packed)
 
 
-class MXFP4(Format):
+class MXFP4(Searched):
     """mxfp4: 2^(e - 128) * E2M1[n], a power of two as scale."""
 
     halves = ()
@@ -82,19 +62,19 @@ class MXFP4(Format):
         return Parts(E2M1[unpack_nibbles(blocks[:, 1:])], unit)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        amax = np.abs(x).max(axis=1)
+        amax = most(np.abs(x))
         # the logarithm is a float32, as in ggml: just below a large power of two it may round up
         exponent = np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2 + 127
         e = np.where(amax > 0, np.clip(exponent, 0, 254), 0).astype(np.uint8)
         unit = np.ldexp(np.float32(1), e.astype(np.int32) - 128)
-        return join(e, pack_nibbles(nearest_e2m1(x, unit)))
+        return join(e, pack_nibbles(self.fit.nearest_e2m1(x, unit)))
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         for i in np.flatnonzero(blocks[:, 0] == 255):
             yield int(i), 0, *E8M0_FINDING
 
 
-class NVFP4(Format):
+class NVFP4(Searched):
     """nvfp4: half an unsigned 8-bit float per 16 weights times E2M1[n]."""
 
     halves = ()
@@ -110,8 +90,8 @@ class NVFP4(Format):
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         groups = x.reshape(-1, 16)
-        scale = self.scale_code(np.abs(groups).max(axis=1) / np.float32(6))
-        codes = nearest_e2m1(groups, e4m3_magnitude(scale) * np.float32(0.5))
+        scale = self.scale_code(most(np.abs(groups)) / np.float32(6))
+        codes = self.fit.nearest_e2m1(groups, e4m3_magnitude(scale) * np.float32(0.5))
         packed = codes[:, :8] | codes[:, 8:] << 4
         return join(scale.reshape(-1, 4), packed.reshape(-1, 32))
 

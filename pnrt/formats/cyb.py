@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pnrt.errors import FormatError
-from pnrt.formats.base import Format, Parts, field, join, round_away
+from pnrt.formats.base import Format, Parts, field, join, most, round_away, whole_codes
 from pnrt.formats.fit import divide
 from pnrt.formats.floats import Scalar
 from pnrt.formats.legacy import pack_nibbles, unpack_nibbles
@@ -46,16 +46,16 @@ class Scaled(Format):
     """What cyb_q8 and cyb_q4 share: a 16-bit scale S / 256, the largest magnitude of the block."""
 
     halves = ()
-    # the integer that stands for the largest magnitude
-    full = 127
+    # the integer that stands for the largest magnitude, and the least and largest code
+    full, range = 127, (-127, 127)
 
     def codes(self, blocks: np.ndarray) -> np.ndarray:
         """blocks -> [n, 32] int32."""
         return field(blocks, 2, 32, np.int8).astype(np.int32)
 
     def pack(self, codes: np.ndarray) -> np.ndarray:
-        """[n, 32] float32 integers -> bytes."""
-        return np.clip(codes, -127, 127).astype(np.int8)
+        """[n, 32] float32 codes -> bytes."""
+        return codes.astype(np.int8)
 
     def block_parts(self, blocks: np.ndarray) -> Parts:
         scale = field(blocks, 0, 1, np.int16).astype(np.float32)
@@ -67,11 +67,11 @@ class Scaled(Format):
         return self.codes(blocks).astype(np.float32) * scale / np.float32(self.full)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        amax = np.abs(x).max(axis=1)
+        amax = most(np.abs(x))
         scale = to_integer(amax * np.float32(256), np.int16)
-        codes = round_away(x * divide(np.float32(self.full), amax)[:, None])
-        # where full / amax overflows a zero weight gives NaN
-        return join(scale, self.pack(np.nan_to_num(codes)))
+        factor = divide(np.float32(self.full), amax)
+        codes = round_away(x * factor[:, None])
+        return join(scale, self.pack(whole_codes(codes, factor, *self.range)))
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         scale = field(blocks, 0, 1, np.int16)[:, 0]
@@ -82,13 +82,13 @@ class Scaled(Format):
 class Scaled4(Scaled):
     """cyb_q4: (n - 8) * S / 256 / 8, low nibbles first."""
 
-    full = 8
+    full, range = 8, (-8, 7)
 
     def codes(self, blocks: np.ndarray) -> np.ndarray:
         return unpack_nibbles(blocks[:, 2:]) - 8
 
     def pack(self, codes: np.ndarray) -> np.ndarray:
-        return pack_nibbles(np.clip(codes, -8, 7) + 8)
+        return pack_nibbles(codes + 8)
 
 
 class Ternary(Format):

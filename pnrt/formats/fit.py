@@ -16,6 +16,10 @@ NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 NL_VALUES = NL.astype(np.float32)
 NL_MIDDLES = (NL_VALUES[1:] + NL_VALUES[:-1]) / 2
 
+# twice the values of a 4-bit float; code 8 is plain zero
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int32)
+E2M1 = np.concatenate([E2M1, -E2M1])
+
 # groups whose largest magnitude is smaller count as zero
 TINY = np.float32(1e-15)
 
@@ -41,6 +45,21 @@ def nearest_nl(x: np.ndarray) -> np.ndarray:
 def nl_codes(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """The codes nearest to x * factor: [n, g], [n] float32 (in any shape) -> [n, g] uint8."""
     return nearest_nl(x * factor.reshape(-1, 1))
+
+
+def nearest_e2m1(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """The code with E2M1[code] * unit nearest to x, the smaller magnitude of equals.
+
+    x [n, g] float32, unit [n] float32 -> [n, g] uint8.
+    """
+    magnitude, code = np.abs(x), np.zeros(x.shape, np.uint8)
+    best = magnitude
+    for candidate in range(1, 8):
+        distance = np.abs(np.float32(E2M1[candidate]) * unit[:, None] - magnitude)
+        # strictly nearer: where float32 cannot tell candidates apart the smaller one stays
+        code[distance < best] = candidate
+        best = np.minimum(best, distance)
+    return code | ((x < 0) & (code > 0)).astype(np.uint8) << 3
 
 
 def bytes_from(codes: np.ndarray, low: int) -> np.ndarray:

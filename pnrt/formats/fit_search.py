@@ -15,7 +15,7 @@ import numpy as np
 
 from pnrt import jit
 from pnrt.emit import LANES
-from pnrt.formats.fit import NL_MIDDLES, NL_VALUES, TINY
+from pnrt.formats.fit import E2M1, NL_MIDDLES, NL_VALUES, TINY
 from pnrt.simd import (
     add,
     both,
@@ -35,6 +35,7 @@ from pnrt.simd import (
     size,
     smaller,
     some,
+    stairs,
     store_f32,
     store_u8,
     sub,
@@ -117,10 +118,9 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
             for i in range(g):
                 x, w = load_f32(xs + 64 * i), load_f32(ws + 64 * i)
                 code = clamp(mul(sub(x, low), factor), zero, most_code)
-                one, xw = error(code, scale, low, x, w), mul(w, x)
-                best = add(best, one)
+                best = add(best, error(code, scale, low, x, w))
                 sum_w = add(sum_w, w)
-                sum_x = add(sum_x, xw)
+                sum_x = add(sum_x, mul(w, x))
             for t in range(count):
                 factor = divide(set_f32(read_f32(tries + 4 * t)), sub(high, low))
                 sum_l = sum_l2 = sum_xl = nothing
@@ -143,8 +143,7 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
                 for i in range(g):
                     x, w = load_f32(xs + 64 * i), load_f32(ws + 64 * i)
                     code = clamp(mul(sub(x, low), factor), zero, most_code)
-                    one = error(code, new_scale, new_low, x, w)
-                    new_error = add(new_error, one)
+                    new_error = add(new_error, error(code, new_scale, new_low, x, w))
                 better = both(both(less(zero, determinant), less(new_error, best)), wide)
                 best, scale = pick(better, new_error, best), pick(better, new_scale, scale)
                 best_factor, base = pick(better, factor, best_factor), pick(better, low, base)
@@ -167,19 +166,14 @@ def symmetric_kernel(low: int, high: int) -> jit.Kernel:
     `low`; there are none for iq4_nl.
     """
     table = low == high
-    values, middles = tuple(map(float, NL_VALUES)), tuple(map(float, NL_MIDDLES))
+    value_of = stairs(NL_MIDDLES, NL_VALUES)
 
     @jit.inline
     def nearest(x):
         if not table:
             return clamp(x, set_f32(f32(low)), set_f32(f32(high)))
         # NaN, from a zero times infinity, counts as zero
-        x = pick(differ(x, x), set_f32(f32(0)), x)
-        out = set_f32(f32(values[0]))
-        for i in range(len(middles)):
-            below = less(x, set_f32(f32(middles[i])))
-            out = pick(below, out, set_f32(f32(values[i + 1])))
-        return out
+        return value_of(pick(differ(x, x), set_f32(f32(0)), x))
 
     def kernel(a, thread, threads):
         args = i64_at(a)
@@ -248,9 +242,8 @@ def refine_kernel(zero_code: int) -> jit.Kernel:
                 x = load_f32(xs + 64 * i)
                 code, square = clamp(mul(factor, x), low, high), mul(x, x)
                 store_f32(codes + 64 * i, code)
-                one, two = mul(mul(square, x), code), mul(mul(square, code), code)
-                sum_xl = add(sum_xl, one)
-                sum_l2 = add(sum_l2, two)
+                sum_xl = add(sum_xl, mul(mul(square, x), code))
+                sum_l2 = add(sum_l2, mul(mul(square, code), code))
             for _ in range(rounds):
                 changed = False
                 for i in range(g):
@@ -264,11 +257,8 @@ def refine_kernel(zero_code: int) -> jit.Kernel:
                     new_l2 = add(rest_l2, mul(mul(square, code), code))
                     better = both(less(zero, rest_xl), differ(code, old))
                     better = both(better, less(zero, new_l2))
-                    ours, theirs = (
-                        mul(mul(new_xl, new_xl), sum_l2),
-                        mul(mul(sum_xl, sum_xl), new_l2),
-                    )
-                    better = both(better, less(theirs, ours))
+                    ours = mul(mul(new_xl, new_xl), sum_l2)
+                    better = both(better, less(mul(mul(sum_xl, sum_xl), new_l2), ours))
                     if some(better):
                         changed = True
                         store_f32(codes + 64 * i, pick(better, code, old))
@@ -294,13 +284,10 @@ def recode_kernel(low: int, high: int) -> jit.Kernel:
         x_in, steps, offsets, codes = args[0], args[1], args[2], args[3]
         groups, g = args[4], args[5]
         least_code, most_code = set_f32(f32(low)), set_f32(f32(high))
-        zero = set_f32(f32(0))
         for group in range(groups):
-            step, offset = (
-                set_f32(read_f32(steps + 4 * group)),
-                set_f32(read_f32(offsets + 4 * group)),
-            )
-            keep = differ(step, zero)
+            step = set_f32(read_f32(steps + 4 * group))
+            offset = set_f32(read_f32(offsets + 4 * group))
+            keep = differ(step, set_f32(f32(0)))
             for i in range(g * group, g * (group + 1), LANES):
                 x = add(load_f32(x_in + 4 * i), offset)
                 code = sub(clamp(divide(x, step), least_code, most_code), least_code)
@@ -312,24 +299,44 @@ def recode_kernel(low: int, high: int) -> jit.Kernel:
 @functools.cache
 def nl_kernel() -> jit.Kernel:
     """fit.nl_codes. Arguments: x, factor, codes, groups, g."""
-    middles = tuple(map(float, NL_MIDDLES))
+    code_of = stairs(NL_MIDDLES, range(len(NL_VALUES)))
 
     def kernel(a, thread, threads):
         args = i64_at(a)
         x_in, factors, codes, groups, g = args[0], args[1], args[2], args[3], args[4]
-        zero, one = set_f32(f32(0)), set_f32(f32(1))
+        zero = set_f32(f32(0))
         for group in range(groups):
             factor = set_f32(read_f32(factors + 4 * group))
             for i in range(g * group, g * (group + 1), LANES):
                 x = mul(load_f32(x_in + 4 * i), factor)
-                x = pick(differ(x, x), zero, x)
-                code = zero
-                for m in range(len(middles)):
-                    below = less(x, set_f32(f32(middles[m])))
-                    code = add(code, pick(below, zero, one))
-                store_u8(codes + i, code)
+                store_u8(codes + i, code_of(pick(differ(x, x), zero, x)))
 
     return jit.kernel(kernel, name="formats.nl_codes")
+
+
+@functools.cache
+def e2m1_kernel() -> jit.Kernel:
+    """fit.nearest_e2m1. Arguments: x, unit, codes, E2M1 as float32, groups, g."""
+
+    def kernel(a, thread, threads):
+        args = i64_at(a)
+        x_in, units, codes, values, groups, g = args[0], args[1], args[2], args[3], args[4], args[5]
+        zero = set_f32(f32(0))
+        for group in range(groups):
+            unit = set_f32(read_f32(units + 4 * group))
+            for i in range(g * group, g * (group + 1), LANES):
+                x, code = load_f32(x_in + 4 * i), zero
+                magnitude = best = size(x)
+                for candidate in range(1, 8):
+                    value = mul(set_f32(read_f32(values + 4 * candidate)), unit)
+                    distance = size(sub(value, magnitude))
+                    nearer = less(distance, best)
+                    code = pick(nearer, set_f32(f32(candidate)), code)
+                    best = pick(nearer, distance, best)
+                negative = both(less(x, zero), less(zero, code))
+                store_u8(codes + i, pick(negative, add(code, set_f32(f32(8))), code))
+
+    return jit.kernel(kernel, name="formats.nearest_e2m1")
 
 
 def _room(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -367,6 +374,13 @@ def nl_codes(x, factor):
     codes = np.empty(x.shape, np.uint8)
     factor = np.ascontiguousarray(factor.reshape(-1), np.float32)
     jit.call(nl_kernel(), x, factor, codes, *x.shape)
+    return codes
+
+
+def nearest_e2m1(x, unit):
+    """See fit.nearest_e2m1."""
+    codes = np.empty(x.shape, np.uint8)
+    jit.call(e2m1_kernel(), x, unit, codes, E2M1.astype(np.float32), *x.shape)
     return codes
 
 

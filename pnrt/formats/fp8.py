@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pnrt.errors import FormatError
-from pnrt.formats.base import Format, Parts, half, inverse, join
+from pnrt.formats.base import Format, Parts, half, inverse, join, most
 
 LARGEST = np.float32(448)
 E8M0_FINDING = ("the scale exponent is 255, a NaN", "it must be 0 to 254")
@@ -104,7 +104,7 @@ class E4M3(FP8):
         return half(blocks, 0)[:, None]
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        d = np.abs(x).max(axis=1) / LARGEST
+        d = most(np.abs(x)) / LARGEST
         return join(d.astype(np.float16), encode_away(x * inverse(d)[:, None]))
 
 
@@ -145,7 +145,7 @@ class MXFP8(FP8):
 
     def encode(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Groups [m, 32] -> exponents [m], codes [m, 32] uint8."""
-        e = self.exponents(np.abs(x).max(axis=1))
+        e = self.exponents(most(np.abs(x)))
         # in double: 2^-(e - 127) may be out of float32's range
         scaled = np.ldexp(x.astype(np.float64), 127 - e.astype(np.int32)[:, None])
         return e, encode_even(scaled.astype(np.float32))

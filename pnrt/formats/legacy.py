@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.formats.base import Format, Parts, field, half, inverse, join, largest, round_away
+from pnrt.formats.base import (
+    Format,
+    Parts,
+    field,
+    half,
+    inverse,
+    join,
+    largest,
+    most,
+    round_away,
+    whole_codes,
+)
 
 
 def unpack_nibbles(raw: np.ndarray) -> np.ndarray:
@@ -42,10 +53,11 @@ class Bytes(Format):
 
     def codes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """x [n, 32] -> d [n] float32, codes [n, 32] int8."""
-        d = np.abs(x).max(axis=1) / np.float32(127)
+        d = most(np.abs(x)) / np.float32(127)
+        factor = inverse(d)
         # where 1 / d overflows C leaves the codes undefined: here they stay within one byte
-        codes = np.clip(round_away(x * inverse(d)[:, None]), -127, 127)
-        return d, np.nan_to_num(codes).astype(np.int8)
+        codes = whole_codes(round_away(x * factor[:, None]), factor, -127, 127)
+        return d, codes.astype(np.int8)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         d, codes = self.codes(x)
@@ -76,9 +88,10 @@ class Centred(Format):
         """x [n, 32] -> d [n] float32, codes [n, 32] uint8."""
         # adding +0 makes the extreme of an all-zero block +0, so that its d is -0 as in ggml
         d = (largest(x) + np.float32(0)) / np.float32(-self.zero)
-        n = x * inverse(d)[:, None] + np.float32(self.zero + 0.5)
+        factor = inverse(d)
+        n = x * factor[:, None] + np.float32(self.zero + 0.5)
         # where 1 / d overflows C leaves the codes undefined: here they are clamped
-        return d, np.clip(np.nan_to_num(n), 0, 2 * self.zero - 1).astype(np.uint8)
+        return d, whole_codes(n, factor, 0, 2 * self.zero - 1).astype(np.uint8)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         d, codes = self.codes(x)
@@ -114,9 +127,10 @@ class Offset(Format):
         # the first of equals decides the sign of a zero minimum
         m = np.take_along_axis(x, x.argmin(axis=1)[:, None], axis=1)
         # a block of zeros of both signs has the range +0
-        d = (x.max(axis=1) - m[:, 0] + np.float32(0)) / np.float32(self.top)
-        n = (x - m) * inverse(d)[:, None] + np.float32(0.5)
-        return d, m[:, 0], np.clip(np.nan_to_num(n), 0, self.top).astype(np.uint8)
+        d = (most(x) - m[:, 0] + np.float32(0)) / np.float32(self.top)
+        factor = inverse(d)
+        n = (x - m) * factor[:, None] + np.float32(0.5)
+        return d, m[:, 0], whole_codes(n, factor, 0, self.top).astype(np.uint8)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         d, m, codes = self.codes(x)

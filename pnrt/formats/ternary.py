@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pnrt.formats.base import Format, Parts, half, inverse, join, round_away
+from pnrt.formats.base import Format, Parts, half, inverse, join, most, round_away, whole_codes
 from pnrt.formats.kquant import pack_planes, unpack_planes
 
 # (first byte, bytes, digits used of five): digit k of byte m is weight bytes * k + m of its part
@@ -29,9 +29,10 @@ class TQ2(Format):
         return Parts(self.digits(blocks).astype(np.int32) - 1, d)
 
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
-        d = np.abs(x).max(axis=1)
+        d = most(np.abs(x))
+        factor = inverse(d)
         # where 1 / d overflows C leaves the codes undefined: here they stay ternary
-        digits = np.clip(np.nan_to_num(round_away(x * inverse(d)[:, None])), -1, 1) + 1
+        digits = whole_codes(round_away(x * factor[:, None]), factor, -1, 1) + 1
         return join(self.pack(digits.astype(np.uint8)), d.astype(np.float16))
 
 

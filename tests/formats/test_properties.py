@@ -135,7 +135,8 @@ def test_non_finite_weights_name_row_and_element(form, value, monkeypatch):
         form.quantize(x)
 
 
-SEARCHED = ["pn3t", "pn4t", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"]
+SEARCHED = ["pn3t", "pn4t", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
+SEARCHED += ["iq4_nl", "iq4_xs", "mxfp4", "nvfp4"]
 
 
 @pytest.mark.parametrize("name", SEARCHED)
