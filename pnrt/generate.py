@@ -45,13 +45,19 @@ class Model:
     """
 
     def __init__(
-        self, reader: WeightReader, config: Config, program: Program, session: Any, context: int
+        self,
+        reader: WeightReader,
+        config: Config,
+        program: Program,
+        session: Any,
+        context: int,
+        pre: str | None = None,
     ):
         self.reader, self.file, self.rotation = reader, reader.file, reader.rotation
         self.config, self.program = config, program
         self.session, self.context = session, context
         self.notes = _notes(reader, config, session)
-        self.threads = session.threads
+        self.threads, self.pre = session.threads, pre
 
     def __enter__(self) -> Model:
         return self
@@ -69,7 +75,7 @@ class Model:
         """The tokenizer the file's metadata describes."""
         from pnrt.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_metadata(self.file.metadata)
+        return Tokenizer.from_metadata(self.file.metadata, pre=self.pre)
 
     @property
     def position(self) -> int:
@@ -202,6 +208,7 @@ def load(
     extra_types: Mapping[int, str] | None = None,
     validate: bool = True,
     repack: str | None = None,
+    pre: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF model.
@@ -219,6 +226,7 @@ def load(
         validate: refuse weights that break a rule of their format (NaN scales, reserved bits);
             False only to watch what they do.
         repack: 'mxfp8:ceil' or 'mxfp8:floor' takes e4m3 weights as mxfp8; see formats.repack.
+        pre: the pre-tokenizer, for a file that names none or one pnrt does not know.
         progress: told (what, done, total).
     Raises:
         FileError, ModelError, DeviceError: before any weight is read.
@@ -247,7 +255,7 @@ def load(
             f"compiling kernels, {seconds:.1f} s", done, total
         )
         session.prepare()
-        return Model(reader, config, program, session, context)
+        return Model(reader, config, program, session, context, pre)
     except BaseException:
         file.close()
         engine.close()

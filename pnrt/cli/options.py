@@ -47,3 +47,7 @@ Prompt = Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT")]
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="end where this text appears; repeatable")
 ]
+Pre = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="the pre-tokenizer, for a file that names none or another"),
+]

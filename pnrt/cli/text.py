@@ -19,6 +19,7 @@ from pnrt.cli.options import (
     File,
     Json,
     MinP,
+    Pre,
     Prompt,
     Repack,
     Rotation,
@@ -53,6 +54,7 @@ def run(
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
     repack: Repack = None,
+    pre: Pre = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
     as_json: Json = False,
@@ -63,7 +65,7 @@ def run(
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
     options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
-    with load(file, context=context, **options) as model:
+    with load(file, context=context, pre=pre, **options) as model:
         tokens = prompt_tokens(model.tokenizer, prompt)
         answer = Answer(model, tokens, n, sampler, chunk, stop or ())
         with watched(model, nan_stop, dispatch):
@@ -99,6 +101,7 @@ def chat(
     rotation: Rotation = None,
     e4m3_id: E4M3Id = None,
     repack: Repack = None,
+    pre: Pre = None,
 ) -> None:
     """Talk with a model: one line per message, an empty line or end of input leaves.
 
@@ -113,7 +116,7 @@ def chat(
     options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
     options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
     own = template.read_text(encoding="utf-8") if template else None
-    with load(file, context=context, **options) as model, naming(file):
+    with load(file, context=context, pre=pre, **options) as model, naming(file):
         own = template_of(model.file.metadata if own is None else own)
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
@@ -141,6 +144,7 @@ def tokenize(
     text: Annotated[str, typer.Argument(metavar="TEXT")],
     special: Annotated[bool, typer.Option(help="understand special tokens in the text")] = False,
     e4m3_id: E4M3Id = None,
+    pre: Pre = None,
     as_json: Json = False,
 ) -> None:
     """Show how a text becomes tokens."""
@@ -149,7 +153,7 @@ def tokenize(
     from pnrt.text.tokenizer import Tokenizer
 
     with open_gguf(file, extra_types=extra_types(e4m3_id)) as opened, naming(file):
-        tokenizer = Tokenizer.from_metadata(opened.metadata)
+        tokenizer = Tokenizer.from_metadata(opened.metadata, pre=pre)
     rows = [
         {
             "id": i,

@@ -33,7 +33,12 @@ PRE = {
     "qwen2": (_QWEN2,),
     "qwen35": (_QWEN35,),
 }
-ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+# other names of the same rules
+ALIASES = {
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"), "llama-bpe"),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), "qwen2"),
+    **dict.fromkeys(("phi-2", "mellum", "a.x-4.0"), "gpt-2"),
+}
 
 
 def _alphabet() -> list[str]:

@@ -56,7 +56,9 @@ class Vocabulary:
         self.bos = self._id(metadata, "bos", 1 if self.spm else default)
         self.eos = self._id(metadata, "eos", 2 if self.spm else default)
         self.unknown = self._id(metadata, "unknown", 0 if self.spm else None)
-        self._id(metadata, "padding", None)
+        padding = _get(metadata, "padding_token_id", int, 0)
+        if not 0 <= padding < len(self.tokens):
+            log.warning("tokenizer.ggml.padding_token_id is no token: %d; it is not used", padding)
         self.add_bos = _get(metadata, "add_bos_token", bool, self.spm or self.pre == "llama-bpe")
         self.add_eos = _get(metadata, "add_eos_token", bool, False)
         self.space_prefix = self.spm and _get(metadata, "add_space_prefix", bool, True)
@@ -107,7 +109,7 @@ def _pre(metadata: Mapping[str, Any], override: str | None) -> str:
     name = ALIASES.get(name, name)
     if name in PRE:
         return name
-    todo = f"{FIX} Or choose: Tokenizer.from_metadata(metadata, pre='gpt-2')."
+    todo = f"{FIX} Or choose one: --pre gpt-2, pnrt.load(path, pre='gpt-2')."
     raise _error("pre", repr(name), known, todo)
 
 

@@ -267,7 +267,6 @@ BROKEN = {
     "bos outside": ({"bos_token_id": 262}, "bos_token_id: id 262"),
     "eos outside": ({"eos_token_id": -1}, "eos_token_id: id -1"),
     "eot outside": ({"eot_token_id": 999}, "eot_token_id: id 999"),
-    "pad outside": ({"padding_token_id": 999}, "padding_token_id: id 999"),
     "bos is a bool": ({"bos_token_id": True}, "bos_token_id: a bool"),
     "bos is text": ({"bos_token_id": "1"}, "bos_token_id: a str"),
     "add_bos is a number": ({"add_bos_token": 1}, "add_bos_token: a int"),
@@ -318,6 +317,11 @@ def test_bad_arguments():
     few |= {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None}
     with pytest.raises(ModelError, match="bos_token_id: missing"):
         Tokenizer.from_metadata(few).encode("ab", add_bos=True)
+
+
+def test_an_unused_padding_token_is_no_reason_to_refuse(caplog):
+    assert Tokenizer.from_metadata(tiny(padding_token_id=999)).vocab_size == 262
+    assert "padding_token_id is no token: 999" in caplog.text
 
 
 def test_pre_can_be_chosen():
