@@ -40,11 +40,7 @@ def load(
 
 @contextlib.contextmanager
 def prompted(
-    path: Path,
-    prompt: str | None,
-    tokens: str | None,
-    e4m3_id: int | None = None,
-    **options: Any,
+    path: Path, prompt: str | None, tokens: str | None, **options: Any
 ) -> Iterator[tuple[Model, list[int]]]:
     """A loaded model and the ids of -p TEXT or --tokens IDS, which fit its context.
 
@@ -53,7 +49,7 @@ def prompted(
     if (prompt is None) == (tokens is None):
         raise ModelError("this needs -p TEXT or --tokens IDS, and only one of them.")
     ids = None if tokens is None else _ids(tokens)
-    with load(path, ids is None, e4m3_id, **options) as model:
+    with load(path, ids is None, **options) as model:
         if ids is None:
             ids = model.tokenizer.encode(prompt, parse_special=True)
         _fits(model, ids)

@@ -5,29 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import load
-from pnrt.cli.options import (
-    Activations,
-    Backend,
-    Cache,
-    Chunk,
-    E4M3Id,
-    File,
-    Json,
-    Repack,
-    Rotation,
-    Threads,
-)
+from pnrt.cli.options import Chunk, File, Json, Threads, runs_model
 from pnrt.cli.output import progress, show
 from pnrt.errors import ModelError
 
 
 @app.command()
+@runs_model
 def score(
     file: File,
     text: Annotated[Path, typer.Argument(metavar="TEXT", help="a UTF-8 text file")],
@@ -36,22 +26,15 @@ def score(
     ] = None,
     ctx: Annotated[int, typer.Option(help="tokens per window")] = 512,
     chunks: Annotated[int | None, typer.Option(help="use only the first windows")] = None,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
-    repack: Repack = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Perplexity of a model on a text; with --against the distance of two models."""
     from pnrt import score as scores
     from pnrt.screen import models as screen
 
     words = text.read_text(encoding="utf-8")
-    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"backend": backend, "context": ctx, "e4m3_id": e4m3_id, "repack": repack}
+    options["context"] = ctx
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load(file, **options))
         cut = scores.text_windows(model, words, ctx, chunks)
@@ -71,34 +54,27 @@ def score(
 
 
 @app.command()
+@runs_model
 def bench(
     file: File,
     prompt: Annotated[int, typer.Option("-p", min=0, help="prompt tokens")] = 512,
     n: Annotated[int, typer.Option("-n", min=0, help="generated tokens")] = 128,
     repeats: Annotated[int, typer.Option("-r", min=1, help="counted runs of each")] = 3,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
     chunk: Chunk = 512,
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
-    repack: Repack = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Time a model: prompt and generated tokens per second."""
     from pnrt.bench import bench as time_model
     from pnrt.screen import models as screen
 
-    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
     start = time.perf_counter()
     with load(file, text=False, **options) as model:
         packed = time.perf_counter() - start
         with progress() as tell:
             result = time_model(model, prompt, n, repeats, chunk, tell)
-    settings = {"activations": activations, "kv": kv, "chunk": chunk, "load_seconds": packed}
-    settings["notes"] = model.notes
+    settings = {key: options[key] for key in ("activations", "kv")}
+    settings |= {"chunk": chunk, "load_seconds": packed, "notes": model.notes}
     result = {"file": file.name, "bytes": file.stat().st_size, **settings, **result}
     show(as_json, result, lambda: screen.bench_table(result))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -51,3 +53,26 @@ Pre = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="the pre-tokenizer, for a file that names none or another"),
 ]
+
+# what every command that runs a model passes on to `cli.loading.load`
+MODEL = (
+    ("backend", Backend, "cpu"),
+    ("threads", Threads, None),
+    ("activations", Activations, "q8_0"),
+    ("kv", Cache, "f16"),
+    ("rotation", Rotation, None),
+    ("e4m3_id", E4M3Id, None),
+    ("repack", Repack, None),
+    ("pre", Pre, None),
+)
+
+
+def runs_model(command: Callable) -> Callable:
+    """The command with the options of MODEL in place of its `**options`, where they arrive."""
+    signature = inspect.signature(command, eval_str=True)
+    *own, rest = signature.parameters.values()
+    shared = [
+        rest.replace(name=n, kind=rest.KEYWORD_ONLY, annotation=a, default=d) for n, a, d in MODEL
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *shared])
+    return command

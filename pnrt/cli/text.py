@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import extra_types, load, naming, prompted, sampling
 from pnrt.cli.options import (
-    Activations,
-    Backend,
-    Cache,
     Chunk,
     Context,
     E4M3Id,
@@ -21,20 +18,19 @@ from pnrt.cli.options import (
     MinP,
     Pre,
     Prompt,
-    Repack,
-    Rotation,
     Seed,
     Stop,
     Temperature,
-    Threads,
     TopK,
     TopP,
+    runs_model,
 )
 from pnrt.cli.output import ask, show, show_json, speeds, write
 from pnrt.cli.watch import Dispatch, NanStop, watched
 
 
 @app.command()
+@runs_model
 def run(
     file: File,
     prompt: Prompt,
@@ -45,27 +41,18 @@ def run(
     min_p: MinP = 0.05,
     seed: Seed = None,
     stop: Stop = None,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
     chunk: Chunk = 512,
     context: Context = None,
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
-    repack: Repack = None,
-    pre: Pre = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Continue a text; special tokens in it are understood."""
     from pnrt.stream import Answer, prompt_tokens
 
     sampler = sampling(temp, top_k, top_p, min_p, seed)
-    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
-    with load(file, context=context, pre=pre, **options) as model:
+    with load(file, context=context, validate=not nan_stop, **options) as model:
         tokens = prompt_tokens(model.tokenizer, prompt)
         answer = Answer(model, tokens, n, sampler, chunk, stop or ())
         with watched(model, nan_stop, dispatch):
@@ -80,6 +67,7 @@ def run(
 
 
 @app.command()
+@runs_model
 def chat(
     file: File,
     system: Annotated[str | None, typer.Option(help="the system message")] = None,
@@ -93,15 +81,8 @@ def chat(
     min_p: MinP = 0.05,
     seed: Seed = None,
     stop: Stop = None,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
     context: Context = None,
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
-    repack: Repack = None,
-    pre: Pre = None,
+    **options: Any,
 ) -> None:
     """Talk with a model: one line per message, an empty line or end of input leaves.
 
@@ -113,10 +94,8 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
-    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack}
     own = template.read_text(encoding="utf-8") if template else None
-    with load(file, context=context, pre=pre, **options) as model, naming(file):
+    with load(file, context=context, **options) as model, naming(file):
         own = template_of(model.file.metadata if own is None else own)
         while line := ask("> "):
             messages.append({"role": "user", "content": line})
@@ -167,31 +146,24 @@ def tokenize(
 
 
 @app.command()
+@runs_model
 def logits(
     file: File,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz")],
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT")] = None,
     tokens: Annotated[str | None, typer.Option(metavar="1,2,3", help="ids, instead of -p")] = None,
     all_positions: Annotated[bool, typer.Option("--all", help="every position's logits")] = False,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
     chunk: Chunk = 512,
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
-    repack: Repack = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
+    **options: Any,
 ) -> None:
     """Write float32 logits: keys `tokens` [T] int32, `logits` [V] or with --all [T, V]."""
     import numpy as np
 
     from pnrt.container.writer import atomic
 
-    options = {"threads": threads, "activations": activations, "kv": kv, "rotation": rotation}
-    options |= {"backend": backend, "e4m3_id": e4m3_id, "repack": repack, "validate": not nan_stop}
-    with prompted(file, prompt, tokens, **options) as (model, ids):
+    with prompted(file, prompt, tokens, validate=not nan_stop, **options) as (model, ids):
         with watched(model, nan_stop, dispatch):
             values = model.eval(ids, chunk=chunk, all=all_positions)
         with atomic(out) as stream:

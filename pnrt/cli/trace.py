@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import prompted
-from pnrt.cli.options import Activations, Backend, Cache, Chunk, E4M3Id, Json, Rotation, Threads
+from pnrt.cli.options import Chunk, Json, runs_model
 from pnrt.cli.output import progress, show
 from pnrt.cli.watch import Dispatch, NanStop, watched
 from pnrt.errors import ModelError
@@ -22,6 +22,7 @@ Taps = Annotated[
 
 
 @app.command()
+@runs_model
 def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a model, or a trace to show")],
     prompt: Text = None,
@@ -32,16 +33,11 @@ def trace(
         bool, typer.Option("--full/--digest", help="write all values, or hashes and statistics")
     ] = False,
     all_positions: Annotated[bool, typer.Option("--all", help="every position's logits")] = False,
-    backend: Backend = "cpu",
-    threads: Threads = None,
-    activations: Activations = "q8_0",
-    kv: Cache = "f16",
     chunk: Chunk = 512,
-    rotation: Rotation = None,
-    e4m3_id: E4M3Id = None,
     nan_stop: NanStop = False,
     dispatch: Dispatch = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Record every step of a run by name: range, mean, rms, NaNs, hash, and with --full values."""
     from pnrt.debug.trace import Trace, is_trace, record
@@ -53,11 +49,10 @@ def trace(
         with Trace(file) as stored:
             show(as_json, stored.index, lambda: screen.trace(stored.index, file.stat().st_size))
         return
-    options = {"backend": backend, "threads": threads, "activations": activations, "kv": kv}
     # who hunts a NaN wants to see what broken weights do; without that they are refused
-    options |= {"rotation": rotation, "validate": not nan_stop}
+    options["validate"] = not nan_stop
     with (
-        prompted(file, prompt, tokens, e4m3_id, **options) as (model, ids),
+        prompted(file, prompt, tokens, **options) as (model, ids),
         watched(model, nan_stop, dispatch) as also,
         progress() as tell,
     ):
