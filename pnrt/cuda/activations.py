@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pnrt.cuda.kernel import Kernel, device, kernel, unroll
+from typing import NamedTuple
+
+from pnrt.cuda.kernel import Device, Kernel, device, kernel, unroll
 from pnrt.cuda.lanes import (
     absolute,
     at,
@@ -72,27 +74,6 @@ def half_sums(code):
     return total
 
 
-@kernel(name="quantize_q8_0")
-def quantize(x: u64, width: u32, K: u32, out: u64, blocks: u32, bad: u64):
-    """x [T, width] f32 -> the q8_0 activations of matmul.py; a warp takes a block, block_y a token.
-
-    bad [1] u32 becomes 1 where a value is not finite or its block's scale overflows.
-    """
-    b, token = global_warp(), block_y()
-    if b < blocks:
-        code, dx = code_block(read(x, width, K, token, b * 32 + lane()), bad)
-        row = out + u64(token) * 80 * u64(blocks)
-        pair = lane() // 2
-        store_u16(at(row, (pair // 4 * blocks + b) * 8 + pair % 4 * 2 + lane() % 2, 2), u32(code))
-        total = half_sums(code)
-        meta = at(row, 4 * blocks + b, 16)
-        if lane() % 16 == 0:
-            store_i32(meta + 4 + lane() // 4, total)
-        if lane() == 0:
-            store_f32(meta, dx)
-            store_i32(meta + 12, i32(0))
-
-
 @device
 def warp_sum(value):
     """i32 of 32 lanes -> their sum, in every lane."""
@@ -119,89 +100,102 @@ def store_unit(row, units, u, dx, a, b, c):
         store_i32(meta + 12, c)
 
 
-@kernel(name="quantize_nibble")
-def quantize_nibble(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
-    """x [K] f32 -> the view of matvec's nibble kernel.
+# put(row, units, b, value, code, dx): a warp stores block b of 32 numbers in a token's view
+
+
+@device
+def put_q8_0(row, units, b, value, code, dx):
+    """The q8_0 activations of matmul.py."""
+    pair = lane() // 2
+    store_pair(row, units, b, pair, lane() % 2, code)
+    total = half_sums(code)
+    meta = at(row, 4 * units + b, 16)
+    if lane() % 16 == 0:
+        store_i32(meta + 4 + lane() // 4, total)
+    if lane() == 0:
+        store_f32(meta, dx)
+        store_i32(meta + 12, i32(0))
+
+
+@device
+def put_f32(row, units, b, value, code, dx):
+    """The f32 activations of matmul.py."""
+    store_f32(at(row, (lane() // 4 * units + b) * 4 + lane() % 4, 4), value)
+
+
+@device
+def put_nibble(row, units, b, value, code, dx):
+    """The view of matvec's nibble kernel.
 
     Pairs 0 and 1 of each word times 2^8 and 2^4. Beside a unit: scale / 4096; -8 * 4096 times the
     sum of pairs 0 to 2; 8 * 4096 times that of pairs 3; 4096 times the sum of all, as f32.
     """
-    u, pair = global_warp(), lane() // 2
-    if u < units:
-        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
-        j = pair % 4
-        shift = u32(8) if j == 0 else u32(4) if j == 1 else u32(0)
-        store_pair(out, units, u, pair, lane() % 2, code << i32(shift))
-        total = warp_sum(code)
-        top = warp_sum(code if j == 3 else 0)
-        sums = float_to_bits(f32(total * 4096))
-        store_unit(out, units, u, dx * 2.0**-12, (top - total) * 32768, top * 32768, sums)
+    pair = lane() // 2
+    j = pair % 4
+    shift = u32(8) if j == 0 else u32(4) if j == 1 else u32(0)
+    store_pair(row, units, b, pair, lane() % 2, code << i32(shift))
+    total = warp_sum(code)
+    top = warp_sum(code if j == 3 else 0)
+    sums = float_to_bits(f32(total * 4096))
+    store_unit(row, units, b, dx * 2.0**-12, (top - total) * 32768, top * 32768, sums)
 
 
-@kernel(name="quantize_three")
-def quantize_three(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
-    """x [K] f32 -> the view of matvec's three-bit kernel.
+@device
+def put_three(row, units, b, value, code, dx):
+    """The view of matvec's three-bit kernel.
 
     Pairs times the complement of their place in the word. Beside a unit: scale / 4096; -4 * 4096
     times the sums of its halves.
     """
-    u, pair = global_warp(), lane() // 2
-    if u < units:
-        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
-        j = pair % 5
-        shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
-        store_pair(out, units, u, pair, lane() % 2, code << i32(shift))
-        first = warp_sum(code if lane() < 16 else 0)
-        last = warp_sum(code if lane() >= 16 else 0)
-        store_unit(out, units, u, dx * 2.0**-12, first * -16384, last * -16384, i32(0))
+    pair = lane() // 2
+    j = pair % 5
+    shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
+    store_pair(row, units, b, pair, lane() % 2, code << i32(shift))
+    first = warp_sum(code if lane() < 16 else 0)
+    last = warp_sum(code if lane() >= 16 else 0)
+    store_unit(row, units, b, dx * 2.0**-12, first * -16384, last * -16384, i32(0))
 
 
-@kernel(name="quantize_byte")
-def quantize_byte(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
-    """x [K] f32 -> the view of matvec's byte kernel.
+@device
+def put_byte(row, units, b, value, code, dx):
+    """The view of matvec's byte kernel.
 
     Of four codes, the words 256 x[0] - x[1], 256 x[2] - x[3] and x[1], x[3]. Beside a unit:
     scale / 256; -128 * 256 times the sum of the even codes.
     """
-    u = global_warp()
-    if u < units:
-        code, dx = code_block(read(x, width, K, u32(0), u * 32 + lane()), bad)
-        odd = lane() % 2
-        after = shuffle_xor(code, 1)
-        value = code if odd == 1 else code * 256 - after
-        store_pair(out, units, u, lane() // 4 * 2 + odd, lane() // 2 % 2, value)
-        even = warp_sum(code if odd == 0 else 0)
-        store_unit(out, units, u, dx * 2.0**-8, even * -32768, i32(0), i32(0))
+    odd = lane() % 2
+    after = shuffle_xor(code, 1)
+    word = code if odd == 1 else code * 256 - after
+    store_pair(row, units, b, lane() // 4 * 2 + odd, lane() // 2 % 2, word)
+    even = warp_sum(code if odd == 0 else 0)
+    store_unit(row, units, b, dx * 2.0**-8, even * -32768, i32(0), i32(0))
 
 
-@kernel(name="quantize_pn3t")
-def quantize_pn3t(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
-    """x [K] f32 -> the view of matvec's pn3t kernel; a warp takes a fifth of a unit.
+@device
+def put_pn3t(row, units, b, value, code, dx):
+    """The view of matvec's pn3t kernel; b is a fifth of a unit.
 
     80 words of pairs (views.py), then per unit 12 words: five scales / 4096, and -4 * 4096 times
     the sums of its six segments.
     """
-    item = global_warp()
-    u, b = item // 5, item % 5
-    if u < units:
-        code, dx = code_block(read(x, width, K, u32(0), item * 32 + lane()), bad)
-        e = b * 32 + lane()
-        word, j = e // 10, e % 10 // 2
-        begin = u32(16) if b == 2 and lane() >= 16 else u32(0)
-        before = shuffle(code, (lane() + 30) & 31)
-        value = code - before * 8 if j > 0 and lane() >= begin + 2 else code
-        shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
-        store_pair(out, units, u, word * 5 + j, lane() % 2, value << i32(shift))
-        first = warp_sum(code if lane() < 16 else 0) * -16384
-        last = warp_sum(code if lane() >= 16 else 0) * -16384
-        if lane() == 0:
-            place = 5 + b + u32(b > 2)
-            store_f32(meta_word(out, units, u, b), dx * 2.0**-12)
-            store_i32(meta_word(out, units, u, place), first if b == 2 else first + last)
-            if b == 2:
-                store_i32(meta_word(out, units, u, place + 1), last)
-            if b == 4:
-                store_i32(meta_word(out, units, u, place + 1), i32(0))
+    u, fifth = b // 5, b % 5
+    e = fifth * 32 + lane()
+    word, j = e // 10, e % 10 // 2
+    begin = u32(16) if fifth == 2 and lane() >= 16 else u32(0)
+    before = shuffle(code, (lane() + 30) & 31)
+    part = code - before * 8 if j > 0 and lane() >= begin + 2 else code
+    shift = u32(6) if j == 0 else u32(3) if j == 1 or j == 3 else u32(0)
+    store_pair(row, units, u, word * 5 + j, lane() % 2, part << i32(shift))
+    first = warp_sum(code if lane() < 16 else 0) * -16384
+    last = warp_sum(code if lane() >= 16 else 0) * -16384
+    if lane() == 0:
+        place = 5 + fifth + u32(fifth > 2)
+        store_f32(meta_word(row, units, u, fifth), dx * 2.0**-12)
+        store_i32(meta_word(row, units, u, place), first if fifth == 2 else first + last)
+        if fifth == 2:
+            store_i32(meta_word(row, units, u, place + 1), last)
+        if fifth == 4:
+            store_i32(meta_word(row, units, u, place + 1), i32(0))
 
 
 @device
@@ -210,27 +204,67 @@ def meta_word(row, units, u, i):
     return at(row, ((20 + i // 4) * units + u) * 4 + i % 4, 4)
 
 
-@kernel(name="spread_f32")
-def spread(x: u64, width: u32, K: u32, out: u64, blocks: u32, bad: u64):
-    """x [T, width] f32 -> the f32 activations of matmul.py; launched as quantize."""
-    b, token = global_warp(), block_y()
-    if b < blocks:
-        value = read(x, width, K, token, b * 32 + lane())
-        row = out + u64(token) * 128 * u64(blocks)
-        store_f32(at(row, (lane() // 4 * blocks + b) * 4 + lane() % 4, 4), value)
-        if float_to_bits(absolute(value)) >= INFINITY_BITS:
-            store_u32(bad, u32(1))
+class View(NamedTuple):
+    """An order of activations.
+
+    put: stores a block of 32; coded: as q8_0 codes; nbytes: of a unit; blocks: of 32 per unit;
+    whole: columns that are rounded up to a multiple of this; tokens: whether for many.
+    """
+
+    put: Device
+    coded: bool
+    nbytes: int
+    blocks: int = 1
+    whole: int = 32
+    tokens: bool = False
+
+    def units(self, K: int) -> int:
+        """Units of a token's K columns."""
+        return -(-K // self.whole) * self.whole // (32 * self.blocks)
 
 
-# one-token views: their kernels
+# the first two in whole units of 160, so that any format can read them
 VIEWS = {
-    "nibble": quantize_nibble,
-    "three": quantize_three,
-    "byte": quantize_byte,
-    "pn3t": quantize_pn3t,
+    "q8_0": View(put_q8_0, True, 80, whole=160, tokens=True),
+    "f32": View(put_f32, False, 128, whole=160, tokens=True),
+    "nibble": View(put_nibble, True, 80),
+    "three": View(put_three, True, 80),
+    "byte": View(put_byte, True, 80),
+    "pn3t": View(put_pn3t, True, 92 * 4, blocks=5, whole=160),
 }
+
+
+@device
+def note(value, bad):
+    """bad [1] u32 becomes 1 where a value is not finite."""
+    if float_to_bits(absolute(value)) >= INFINITY_BITS:
+        store_u32(bad, u32(1))
+
+
+def _conversion(name: str, view: View) -> Kernel:
+    @kernel(name=f"quantize_{name}" if view.coded else "spread_f32")
+    def convert(x: u64, width: u32, K: u32, out: u64, units: u32, bad: u64):
+        """x [T, width] f32 -> the view; a warp takes a block of 32, block_y a token.
+
+        bad [1] u32 becomes 1 where a value is not finite or its block's scale overflows.
+        """
+        b, token = global_warp(), block_y()
+        if b < units * view.blocks:
+            value = read(x, width, K, token, b * 32 + lane())
+            row = out + u64(token) * view.nbytes * u64(units)
+            code, dx = i32(0), f32(0)
+            if view.coded:
+                code, dx = code_block(value, bad)
+            else:
+                note(value, bad)
+            view.put(row, units, b, value, code, dx)
+
+    return convert
+
+
+CONVERSIONS = {name: _conversion(name, view) for name, view in VIEWS.items()}
 
 
 def kernels() -> list[Kernel]:
     """Every kernel of this module."""
-    return [quantize, spread, *VIEWS.values()]
+    return list(CONVERSIONS.values())

@@ -1,7 +1,8 @@
 """Plain Python functions lowered to a small language that two machines run.
 
-`@kernel` takes a function whose parameters are annotated u64, u32, i32 or f32. Lowering leaves only
-assignments, if, while and calls of words (lanes.py):
+`@kernel` takes a function whose parameters are annotated u64, u32, i32 or f32, or with a tuple of
+them, which makes an array of parameters. Lowering leaves only assignments, if, while and calls of
+words (lanes.py):
 
     a + b, a < b, -a       become words, so that widths and rounding are ours, not numba's
     a if c else b          a word: both sides are evaluated
@@ -50,13 +51,23 @@ def lower(name: str, function: Callable) -> Lowered:
     tree, env = _parse(function)
     params = []
     for arg in tree.args.args:
-        kind = arg.annotation.id if isinstance(arg.annotation, ast.Name) else None
-        if kind not in TYPES:
+        kind = env.get(arg.annotation.id) if isinstance(arg.annotation, ast.Name) else None
+        found = list(_parameters(arg.arg, kind))
+        if not found or any(kind not in TYPES for _, kind in found):
             raise KernelError(f"{name}: parameter {arg.arg} needs one of {', '.join(TYPES)}")
-        params.append((arg.arg, kind))
+        params += found
     lowering = _Lowering(name, tree, env, {}, {"": 0})
     body = lowering.block(tree.body)
     return Lowered(name, tuple(params), body, lowering.words)
+
+
+def _parameters(name: str, kind: Any):
+    """(name, type) of a parameter, or of each element of an array of them."""
+    if isinstance(kind, tuple):
+        for i, each in enumerate(kind):
+            yield from _parameters(f"{name}_{i}", each)
+    else:
+        yield name, getattr(kind, "name", None)
 
 
 @functools.cache

@@ -14,8 +14,10 @@ Activations lie per token, in blocks of 32, as quads of words that 32 lanes read
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
-from pnrt.cuda import activations, matvec
+from pnrt.cuda import matvec
+from pnrt.cuda.activations import CONVERSIONS, VIEWS
 from pnrt.cuda.codecs import reader
 from pnrt.cuda.kernel import Call, Kernel, device, kernel, registers, unroll
 from pnrt.cuda.lanes import (
@@ -34,19 +36,17 @@ from pnrt.cuda.lanes import (
     store_f32,
     u32,
     u64,
+    warp,
 )
 from pnrt.cuda.pack import CODECS, Weight, layout
+from pnrt.cuda.parts import PARTS, Part, addend, arguments, choose, place, store_rows
+from pnrt.cuda.parts import ROWS as N
 from pnrt.cuda.reduce import reduce
 from pnrt.formats import FORMATS
 
 WARPS = 4
 # of a P100: 56 multiprocessors, four blocks each
 BLOCKS = 224
-
-
-def blocks_of(K: int) -> int:
-    """Blocks of 32 activations kept for K columns: whole units of 160, so any format can read."""
-    return -(-K // 160) * 5
 
 
 def _coordinates(count, tokens):
@@ -107,9 +107,45 @@ def _segment(R):
     return block
 
 
-def _product(name: str, K: int, mode: str, rows: int, tokens: int, unit_block) -> Kernel:
-    """The kernel that walks the units of rows; unit_block adds a block of a unit to the sums v."""
-    R, units, count = reader(name, K), layout(name, 1, K).units, rows * tokens
+def _walk(name: str, K: int, count: int, unit_block):
+    """@device: fill the sums v of a warp's rows and tokens, from every unit of the rows."""
+    R, units = reader(name, K), layout(name, 1, K).units
+
+    @device
+    def walk(codes, scales, more, x, row, token, T, v):
+        for i in unroll(count):
+            v[i] = f32(0)
+        for u in range(lane(), units, 32):
+            if R.blocks == 1:
+                unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
+            else:
+                for b in range(u32(0), R.blocks):
+                    unit_block(codes, scales, more, x, row, token, T, u, b, v)
+
+    return walk
+
+
+def _one(name: str, K: int, mode: str, walk, adds: bool) -> Kernel:
+    """The kernel of one token; adds: as parts.Part."""
+
+    @kernel(name=f"matmul_{name}_{K}_{mode}_1x1{'_add' if adds else ''}", threads=32 * WARPS,
+            registers=168)  # fmt: skip
+    def matmul(x: u64, parts: PARTS):
+        """A warp takes a row."""
+        m = v = registers()
+        choose(parts, m)
+        row = place(m) * WARPS + warp()
+        if row < m[N]:
+            plus = addend(m, row) if adds else 0.0
+            walk(m[0], m[1], m[2], x, row, u32(0), u32(1), v)
+            store_rows(v, 1, m, row, adds, plus)
+
+    return matmul
+
+
+def _product(name: str, K: int, mode: str, rows: int, tokens: int, walk) -> Kernel:
+    """The kernel of several tokens."""
+    count = rows * tokens
     coordinates = _coordinates(count, tokens)
 
     @kernel(name=f"matmul_{name}_{K}_{mode}_{rows}x{tokens}", threads=32 * WARPS, registers=168)
@@ -118,14 +154,7 @@ def _product(name: str, K: int, mode: str, rows: int, tokens: int, unit_block) -
         row, token = global_warp() * rows, block_y() * tokens
         v = registers()
         if row < N:
-            for i in unroll(count):
-                v[i] = f32(0)
-            for u in range(lane(), units, 32):
-                if R.blocks == 1:
-                    unit_block(codes, scales, more, x, row, token, T, u, u32(0), v)
-                else:
-                    for b in range(u32(0), R.blocks):
-                        unit_block(codes, scales, more, x, row, token, T, u, b, v)
+            walk(codes, scales, more, x, row, token, T, v)
             total = reduce(v, count)
             r, t, mine = coordinates()
             if mine and row + r < N and token + t < T:
@@ -134,8 +163,9 @@ def _product(name: str, K: int, mode: str, rows: int, tokens: int, unit_block) -
     return matmul
 
 
-def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
-    R, quad, stride = reader(name, K), blocks_of(K) * 16, view_bytes("q8_0", K, 1)
+def _q8_block(name: str, K: int, rows: int, tokens: int):
+    """@device: add a block of a unit to the sums v."""
+    R, quad, stride = reader(name, K), VIEWS["q8_0"].units(K) * 16, view_bytes("q8_0", K, 1)
     add_block = _segment(R)
 
     @device
@@ -163,12 +193,12 @@ def _q8_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
                 i = r * tokens + t
                 v[i] = add_block(v[i], w[r], a, s[r], b, bits_to_float(dx), i32(low), i32(high))
 
-    return _product(name, K, "q8_0", rows, tokens, unit_block)
+    return unit_block
 
 
-def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
+def _f32_block(name: str, K: int, rows: int, tokens: int):
     """The same with float32 activations: in a unit fma over k ascending."""
-    R, quad, stride = reader(name, K), blocks_of(K) * 16, view_bytes("f32", K, 1)
+    R, quad, stride = reader(name, K), VIEWS["f32"].units(K) * 16, view_bytes("f32", K, 1)
 
     @device
     def weight(q, s, k):
@@ -201,13 +231,22 @@ def _f32_kernel(name: str, K: int, rows: int, tokens: int) -> Kernel:
                     i = r * tokens + t
                     v[i] = fma4(v[i], w[r][0], w[r][1], w[r][2], w[r][3], a[0], a[1], a[2], a[3])
 
-    return _product(name, K, "f32", rows, tokens, unit_block)
+    return unit_block
 
 
 @functools.cache
-def product(name: str, K: int, mode: str, rows: int, tokens: int) -> Kernel:
-    """The kernel of a product: format, columns, 'q8_0' or 'f32', rows and tokens per warp."""
-    return (_q8_kernel if mode == "q8_0" else _f32_kernel)(name, K, rows, tokens)
+def product(
+    name: str, K: int, mode: str, rows: int, tokens: int, adds: bool | None = None
+) -> Kernel:
+    """The kernel of a product: format, columns, 'q8_0' or 'f32', rows and tokens per warp.
+
+    adds: for one token, whether something is added to it (parts.Part); None for several.
+    """
+    make = _q8_block if mode == "q8_0" else _f32_block
+    walk = _walk(name, K, rows * tokens, make(name, K, rows, tokens))
+    if adds is None:
+        return _product(name, K, mode, rows, tokens, walk)
+    return _one(name, K, mode, walk, adds)
 
 
 def view_of(name: str, K: int, mode: str, T: int) -> str:
@@ -219,11 +258,7 @@ def view_of(name: str, K: int, mode: str, T: int) -> str:
 
 def view_bytes(view: str, K: int, T: int) -> int:
     """Bytes of T tokens' activations."""
-    if view == "pn3t":
-        return -(-K // 160) * 92 * 4
-    if view in activations.VIEWS:
-        return -(-K // 32) * matvec.UNIT_BYTES
-    return T * blocks_of(K) * (80 if view == "q8_0" else 128)
+    return T * VIEWS[view].units(K) * VIEWS[view].nbytes
 
 
 def convert(view: str, x: int, width: int, K: int, T: int, out: int, bad: int) -> Call:
@@ -231,14 +266,9 @@ def convert(view: str, x: int, width: int, K: int, T: int, out: int, bad: int) -
 
     bad: address of a u32 that becomes 1 where q8_0 cannot code a value or one is not finite.
     """
-    if view in activations.VIEWS:
-        units = -(-K // (160 if view == "pn3t" else 32))
-        warps = units * (5 if view == "pn3t" else 1)
-        which, grid = activations.VIEWS[view], (-(-warps // WARPS), 1)
-        return Call(which, grid, (x, width, K, out, units, bad))
-    blocks = blocks_of(K)
-    which = activations.quantize if view == "q8_0" else activations.spread
-    return Call(which, (-(-blocks // WARPS), T), (x, width, K, out, blocks, bad))
+    units = VIEWS[view].units(K)
+    grid = (-(-units * VIEWS[view].blocks // WARPS), T)
+    return Call(CONVERSIONS[view], grid, (x, width, K, out, units, bad))
 
 
 def multiply(
@@ -253,21 +283,32 @@ def multiply(
         blocks: how many the device can hold at once, for kernels whose warps stay for many rows.
     Exact: the bits of reference.matmul.
     """
+    if T == 1:
+        return multiply_parts([Part(weight, address, out)], view, x, blocks)
     planes = (*(address + offset for offset in weight.offsets), 0, 0)[:3]
-    if view in activations.VIEWS:
-        which = matvec.product(weight.format, weight.K)
-        needed = -(-weight.N // (which.threads // 32 * matvec.ROWS))
-        return Call(which, (min(needed, blocks), 1), (*planes, x, out, weight.N))
-    rows, tokens = _tile(weight.format, view, T)
+    rows, tokens = _tile(weight.format, view)
     which = product(weight.format, weight.K, view, rows, tokens)
     grid = (-(-weight.N // (WARPS * rows)), -(-T // tokens))
     return Call(which, grid, (*planes, x, out, width, weight.N, T))
 
 
-def _tile(name: str, view: str, T: int) -> tuple[int, int]:
+def multiply_parts(parts: Sequence[Part], view: str, x: int, blocks=BLOCKS) -> Call:
+    """The launch of one token's products with up to parts.MOST matrices of one format and width.
+
+    Args: view, x, blocks as in multiply; all parts add something or none does.
+    """
+    name, K, adds = parts[0].weight.format, parts[0].weight.K, parts[0].add != 0
+    if not VIEWS[view].tokens:
+        which = matvec.product(name, K, adds)
+        grid, args = arguments(parts, which.threads // 32 * matvec.ROWS, blocks)
+    else:
+        which = product(name, K, view, 1, 1, adds)
+        grid, args = arguments(parts, WARPS)
+    return Call(which, (grid, 1), (x, *args))
+
+
+def _tile(name: str, view: str) -> tuple[int, int]:
     """Rows and tokens per warp: what fits the registers (test_compile.py holds it)."""
-    if T == 1:
-        return 1, 1
     if view == "f32":
         return 2, 4
     if CODECS[name].layout == "e4m3":
@@ -277,15 +318,16 @@ def _tile(name: str, view: str, T: int) -> tuple[int, int]:
 
 def kernels() -> list[Kernel]:
     """Every kernel of this module for one width; formats that are read alike share theirs."""
-    found, seen = [], set()
+    # what is added does not depend on the format
+    found, seen = [product("q6_K", 1024, mode, 1, 1, True) for mode in ("q8_0", "f32")], set()
     for name, codec in CODECS.items():
         form = FORMATS[name]
         K = 1024 // form.block * form.block
         if matvec.tuned(name, K):
-            found += [matvec.product(name, K)]
+            found += [matvec.product(name, K), matvec.product(name, K, adds=True)]
         if (codec, form.group == 16) not in seen:
             seen.add((codec, form.group == 16))
-            modes = ("q8_0", "f32") if form.group else ("f32",)
-            tiles = {(mode, _tile(name, mode, T)) for mode in modes for T in (1, 2)}
-            found += [product(name, K, mode, *tile) for mode, tile in sorted(tiles)]
+            for mode in ("q8_0", "f32") if form.group else ("f32",):
+                found += [product(name, K, mode, *_tile(name, mode))]
+                found += [product(name, K, mode, 1, 1, False)]
     return found

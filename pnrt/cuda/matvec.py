@@ -15,7 +15,6 @@ from typing import NamedTuple
 from pnrt.cuda.kernel import Kernel, device, kernel, registers, unroll
 from pnrt.cuda.lanes import (
     bits_to_float,
-    blocks,
     dot_pairs,
     f32,
     fetch_half,
@@ -23,21 +22,21 @@ from pnrt.cuda.lanes import (
     fetch_u32,
     fetch_u32x4,
     fma,
-    global_warp,
     half_to_float,
     i32,
     lane,
     shared,
     shared_load_u32x4,
     shared_store_u32x4,
-    store_f32,
     syncthreads,
     thread,
     u32,
     u64,
+    warp,
 )
 from pnrt.cuda.pack import CODECS, WORDS, layout
-from pnrt.cuda.reduce import reduce
+from pnrt.cuda.parts import PARTS, addend, choose, count, place, row_of, store_rows
+from pnrt.cuda.parts import ROWS as N
 from pnrt.cuda.views import PN3T_SEGMENTS
 
 ROWS = 2
@@ -153,15 +152,6 @@ def _three_unit(codec):
 _UNITS = {"nibble": _nibble_unit, "byte": _byte_unit, "three": _three_unit}
 
 
-@device
-def store_rows(v, out, row, N):
-    """Sum v[0], v[1] over the warp and store them as rows `row` and `row + 1`."""
-    total = reduce(v, ROWS)
-    mine = row + (lane() >> 4)
-    if (lane() & 15) == 0 and mine < N:
-        store_f32(out + u64(mine) * 4, total)
-
-
 def pace_of(name: str, K: int) -> int:
     """Steps of 32 units that one trip of a row's inner loop takes; all of them: no loop."""
     if CODECS[name].layout == "pn3t":
@@ -171,7 +161,7 @@ def pace_of(name: str, K: int) -> int:
     return steps if plain and steps <= 6 else min(steps, 2 if plain else 1)
 
 
-def _in_shared(name: str, K: int) -> Kernel:
+def _in_shared(name: str, K: int, adds: bool) -> Kernel:
     codec, weight = CODECS[name], layout(name, 1, K)
     units, planes, quads = weight.units, _PLANES[codec.scale], WORDS[codec.layout] // 4
     steps, rest = divmod(units, 32)
@@ -203,20 +193,24 @@ def _in_shared(name: str, K: int) -> Kernel:
         for r in unroll(ROWS):
             v[r] = unit(v[r], q[r], x, s[r], bits_to_float(dx), first, second, third)
 
-    @kernel(name=f"matmul_{name}_{K}_q8_0_vector", threads=32 * warps, registers=64)
-    def matvec(codes: u64, scales: u64, more: u64, x: u64, out: u64, N: u32):
-        """out [N] f32; the block keeps the activations in shared memory, a warp takes two rows."""
+    @kernel(name=_name(name, K, adds), threads=32 * warps, registers=64)
+    def matvec(x: u64, parts: PARTS):
+        """The block keeps the activations in shared memory, a warp takes two rows at a time."""
+        m = registers()
+        choose(parts, m)
         base = shared(units * UNIT_BYTES)
         for i in range(thread(), units * (UNIT_BYTES // 16), 32 * warps):
             a, b, c, d = fetch_u32x4(x + u64(i) * 16)
             shared_store_u32x4(base + i * 16, a, b, c, d)
         syncthreads()
         v = registers()
-        for row in range(global_warp() * ROWS, N, blocks() * (warps * ROWS)):
+        first = (place(m) * warps + warp()) * ROWS
+        for row in range(first, m[N], count(m) * (warps * ROWS)):
             v[0], v[1] = f32(0), f32(0)
-            pq = codes + u64(row) * code_row + u64(lane() * 16)
-            ps = scales + u64(row) * scale_row + u64(lane() // entries[0][0] * entries[0][1])
-            pm = more + u64(row) * more_row + u64(lane() // entries[1][0] * entries[1][1])
+            plus = addend(m, row_of(row, ROWS)) if adds else 0.0
+            pq = m[0] + u64(row) * code_row + u64(lane() * 16)
+            ps = m[1] + u64(row) * scale_row + u64(lane() // entries[0][0] * entries[0][1])
+            pm = m[2] + u64(row) * more_row + u64(lane() // entries[1][0] * entries[1][1])
             xa = base + lane() * 16
             if looped:
                 end = xa + steps // pace * (pace * 512)
@@ -234,12 +228,12 @@ def _in_shared(name: str, K: int) -> Kernel:
                 inside = lane() < rest
                 if inside:
                     step(v, pq, ps, pm, xa, left)
-            store_rows(v, out, row, N)
+            store_rows(v, ROWS, m, row_of(row, ROWS), adds, plus)
 
     return matvec
 
 
-def _pn3t(K: int) -> Kernel:
+def _pn3t(K: int, adds: bool) -> Kernel:
     units = layout("pn3t", 1, K).units
 
     @device
@@ -256,27 +250,30 @@ def _pn3t(K: int) -> Kernel:
             acc = fma(f32((near << 6) + far), (high if which else low) * dx[block], acc)
         return acc
 
-    @kernel(name=f"matmul_pn3t_{K}_q8_0_vector", threads=128, registers=128)
-    def matvec(codes: u64, scales: u64, more: u64, x: u64, out: u64, N: u32):
-        """out [N] f32; a lane keeps its one unit of activations in registers for all its rows."""
-        a = m = z = dx = w = d = v = registers()
+    @kernel(name=_name("pn3t", K, adds), threads=128, registers=128)
+    def matvec(x: u64, parts: PARTS):
+        """A lane keeps its one unit of activations in registers for all its rows."""
+        a = b = z = dx = w = d = v = m = registers()
+        choose(parts, m)
         u = lane() if units == 32 else min(lane(), u32(units - 1))
         px = x + u64(u * 16)
         for c in unroll(20):
             a[4 * c], a[4 * c + 1], a[4 * c + 2], a[4 * c + 3] = fetch_u32x4(px + c * units * 16)
         for c in unroll(3):
             four = fetch_u32x4(px + (20 + c) * units * 16)
-            m[4 * c], m[4 * c + 1], m[4 * c + 2], m[4 * c + 3] = four
+            b[4 * c], b[4 * c + 1], b[4 * c + 2], b[4 * c + 3] = four
         for i in unroll(5):
-            dx[i] = bits_to_float(m[i])
+            dx[i] = bits_to_float(b[i])
             if units < 32:
                 # a lane without a unit adds zeros
                 dx[i] = dx[i] if lane() < units else 0.0
         for i in unroll(6):
-            z[i] = m[5 + i]
-        for row in range(global_warp() * ROWS, N, blocks() * (4 * ROWS)):
-            pq = codes + u64(row) * (units * 64) + u64(u * 16)
-            ps = scales + u64(row) * (units * 4) + u64(u * 4)
+            z[i] = b[5 + i]
+        first = (place(m) * 4 + warp()) * ROWS
+        for row in range(first, m[N], count(m) * (4 * ROWS)):
+            plus = addend(m, row_of(row, ROWS)) if adds else 0.0
+            pq = m[0] + u64(row) * (units * 64) + u64(u * 16)
+            ps = m[1] + u64(row) * (units * 4) + u64(u * 4)
             for r in unroll(ROWS):
                 d[r] = fetch_u32(ps + r * units * 4)
                 for c in unroll(4):
@@ -284,12 +281,16 @@ def _pn3t(K: int) -> Kernel:
                     w[r][4 * c], w[r][4 * c + 1], w[r][4 * c + 2], w[r][4 * c + 3] = four
             for r in unroll(ROWS):
                 v[r] = row_sum(w[r], a, z, dx, half_to_float(d[r]), half_to_float(d[r] >> 16))
-            store_rows(v, out, row, N)
+            store_rows(v, ROWS, m, row_of(row, ROWS), adds, plus)
 
     return matvec
 
 
+def _name(name: str, K: int, adds: bool) -> str:
+    return f"matmul_{name}_{K}_q8_0_vector{'_add' if adds else ''}"
+
+
 @functools.cache
-def product(name: str, K: int) -> Kernel:
-    """The tuned kernel of a format for rows of K weights; see `tuned`."""
-    return _pn3t(K) if CODECS[name].layout == "pn3t" else _in_shared(name, K)
+def product(name: str, K: int, adds: bool = False) -> Kernel:
+    """The tuned kernel of a format for rows of K weights; see `tuned`. adds: as parts.Part."""
+    return _pn3t(K, adds) if CODECS[name].layout == "pn3t" else _in_shared(name, K, adds)
