@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pnrt.cuda import (
     attention,
+    chain,
     delta,
     elementwise,
     embed,
+    fusion,
     matmul,
     norm,
     rope,
     rotate,
 )
 from pnrt.cuda.control import elements
+from pnrt.cuda.fusion import Product
 from pnrt.cuda.kernel import Call, Kernel
+from pnrt.cuda.parts import Part
 from pnrt.program import Step
 
 if TYPE_CHECKING:
@@ -31,11 +33,12 @@ BODY, HEAD, PARTS = 0, 1, 2
 class Binder:
     """Turns steps into launches.
 
-    calls: the launches in order; names: the step of each.
+    calls: the launches in order; names: the step of each, or the first of those it stands for.
+    fusing: whether one launch may stand for several steps (fusion.py).
     """
 
-    def __init__(self, session: CudaSession):
-        self.session = session
+    def __init__(self, session: CudaSession, fusing: bool = False):
+        self.session, self.fusing = session, fusing
         self.calls: list[Call] = []
         self.names: list[str] = []
         self.filled: set[tuple[str, str, int]] = set()
@@ -43,11 +46,26 @@ class Binder:
     def bind(self, steps: Iterable[Step], which: int, T: int) -> None:
         """Append the launches of steps over T rows, whose control is BODY or HEAD."""
         self.control, self.T = self.session.at["control"] + 8 * which, T
-        for step in steps:
-            # what the host decodes takes no launch
-            if step.op != "embed":
-                getattr(self, step.op)(step)
-            self.filled = {key for key in self.filled if key[0] != step.output}
+        steps, at = tuple(steps), 0
+        # what the head reads of the body's slots counts
+        following = steps + (self.session.program.head if which == BODY else ())
+        while at < len(steps):
+            count, bind = self._next(following, at)
+            written = {step.output for step in following[at : at + count]}
+            self.filled = {key for key in self.filled if key[0] not in written}
+            bind()
+            at += count
+
+    def _next(self, steps: tuple[Step, ...], at: int) -> tuple[int, Callable[[], None]]:
+        """How many steps go out together from `at` on, and what binds them."""
+        step = steps[at]
+        if self.fusing and step.op == "matmul" and self.T == 1:
+            group = fusion.find_group(steps, at, self._alike, self._rows)
+            return sum(len(p.steps) for p in group), lambda: self._products(group)
+        if self.fusing and (fused := fusion.find_chain(steps, at, self._view)):
+            return len(fused.steps), lambda: self._chain(fused)
+        # what the host decodes takes no launch
+        return 1, (lambda: None) if step.op == "embed" else lambda: getattr(self, step.op)(step)
 
     def emit(self, step: Step, *calls: Call) -> None:
         self.calls += calls
@@ -135,11 +153,10 @@ class Binder:
     def hadamard(self, step) -> None:
         n, size = step.numbers["n"], step.numbers["block"]
         signs = self.session.at[step.weights[0]] if step.weights else 0
-        scale = 1 / float(np.sqrt(float(size)))
         self.simple(
             step, rotate.hadamard_kernel, (-(-n // max(size, 32)), self.T),
             *self.slot(step.inputs[0]), signs, *self.slot(step.output), n, size,
-            step.numbers["inverse"], scale,
+            step.numbers["inverse"], rotate.scale_of(size),
         )  # fmt: skip
 
     def regroup(self, step) -> None:
@@ -179,17 +196,53 @@ class Binder:
             self.emit(step, *calls)
 
     def matmul(self, step) -> None:
-        s, weight = self.session, self.session.weights[step.weights[0]]
-        view = matmul.view_of(weight.format, weight.K, s.activations, self.T)
-        key = (step.inputs[0], view, weight.K)
+        self._products([Product(step, None)])
+
+    def _view(self, step: Step) -> tuple[str, int]:
+        """The view a product reads, and its columns."""
+        weight = self.session.weights[step.weights[0]]
+        view = matmul.view_of(weight.format, weight.K, self.session.activations, self.T)
+        return view, weight.K
+
+    def _alike(self, step: Step) -> tuple:
+        return self.session.weights[step.weights[0]].format, step.inputs[0], self._view(step)
+
+    def _rows(self, step: Step) -> int:
+        if step.op == "add":
+            return self.slot(step.output)[1]
+        weight = self.session.weights[step.weights[0]] if step.weights else None
+        return getattr(weight, "N", None) or getattr(weight, "size", 0)
+
+    def _products(self, group: list[Product]) -> None:
+        """Products of one input and format, after its activations where they are not there."""
+        s, step = self.session, group[0].matmul
+        (view, K), weight = self._view(step), s.weights[step.weights[0]]
+        key, blocks = (step.inputs[0], view, K), s.backend.device.processors * 4
         if key not in self.filled:
             x, width = self.slot(step.inputs[0])
-            flag = s.flag(step.name)
-            self.emit(step, matmul.convert(view, x, width, weight.K, self.T, s.at[key], flag))
+            self.emit(step, matmul.convert(view, x, width, K, self.T, s.at[key], s.flag(step.name)))
             self.filled.add(key)
-        out, width = self.slot(step.output)
-        blocks = s.backend.device.processors * 4
-        call = matmul.multiply(
-            weight.layout, weight.address, view, s.at[key], out, width, self.T, blocks
-        )
-        self.emit(step, call)
+        if self.T > 1:
+            out, width = self.slot(step.output)
+            args = (weight.layout, weight.address, view, s.at[key], out, width, self.T)
+            self.emit(step, matmul.multiply(*args))
+            return
+        parts = []
+        for product in group:
+            weight = s.weights[product.matmul.weights[0]]
+            added = s.at[product.added] if product.add else 0
+            parts.append(Part(weight.layout, weight.address, s.at[product.output], added))
+        self.emit(step, matmul.multiply_parts(parts, view, s.at[key], blocks))
+
+    def _chain(self, fused: fusion.Fused) -> None:
+        """A chain, whose products find their activations ready."""
+        s, c = self.session, fused.chain
+        x, y, weight, signs = fusion.operands(fused)
+        views = []
+        for (_, view), product in zip(c.views, fused.products, strict=True):
+            key = (product.inputs[0], view, c.width)
+            views += [s.at[key], s.flag(product.name)]
+            self.filled.add(key)
+        ends = [*self.slot(x), *(self.slot(y) if y else (0, 0))]
+        vectors = [s.at[name] if name else 0 for name in (weight, signs)]
+        self.emit(fused.steps[0], chain.launch(c, (*ends, *vectors), views, self.T))

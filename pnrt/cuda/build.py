@@ -20,8 +20,8 @@ from pnrt.jit import cache_directory
 P100 = (6, 0)
 # modules whose kernels() list every kernel they can make
 MODULES = (
-    "activations", "argmax", "attention", "delta", "elementwise", "embed", "matmul", "norm", "rope",
-    "rotate",
+    "activations", "argmax", "attention", "chain", "delta", "elementwise", "embed", "matmul",
+    "norm", "rope", "rotate",
 )  # fmt: skip
 
 # arithmetic on f32 as it must not stand in PTX: without .rn, or made by the compiler

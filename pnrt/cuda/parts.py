@@ -57,6 +57,8 @@ def shares(needed: list[int], most: int | None) -> list[int]:
     if most is None or total <= most:
         return needed
     found = [max(1, n * most // total) for n in needed]
+    while sum(found) > most:
+        found[found.index(max(found))] -= 1
     while sum(found) < most:
         longest = max(range(len(found)), key=lambda i: needed[i] / found[i])
         found[longest] += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pnrt.cuda.control import index, tokens
 from pnrt.cuda.kernel import Kernel, device, kernel, unroll
 from pnrt.cuda.lanes import (
@@ -40,6 +42,20 @@ def in_warp(v, size):
     return v
 
 
+@device
+def add_and_subtract(base, p, h):
+    """Pair p of the step h, in shared memory."""
+    i = base + (p // h * (2 * h) + p % h) * 4
+    a, b = shared_load_f32(i), shared_load_f32(i + h * 4)
+    shared_store_f32(i, a + b)
+    shared_store_f32(i + h * 4, a - b)
+
+
+def scale_of(size: int) -> float:
+    """What the sums of a transform are multiplied by."""
+    return 1 / float(np.sqrt(float(size)))
+
+
 @kernel(name="hadamard")
 def hadamard_kernel(x: u64, x_width: u32, signs: u64, out: u64, out_width: u32, n: u32, size: u32,
                     inverse: u32, scale: f32, control: u64):  # fmt: skip
@@ -63,10 +79,7 @@ def hadamard_kernel(x: u64, x_width: u32, signs: u64, out: u64, out_width: u32, 
         while h < wide:
             syncthreads()
             for p in range(thread(), wide // 2, threads()):
-                i = base + (p // h * (2 * h) + p % h) * 4
-                a, b = shared_load_f32(i), shared_load_f32(i + h * 4)
-                shared_store_f32(i, a + b)
-                shared_store_f32(i + h * 4, a - b)
+                add_and_subtract(base, p, h)
             h = h * 2
         syncthreads()
         for i in range(thread(), wide, threads()):

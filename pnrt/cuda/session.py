@@ -54,7 +54,7 @@ class CudaSession:
         self.progress: Callable[[int, int, str, float], None] | None = None
         self._spoiled = ""
         self._flags = [step.name for step in program.steps if step.op == "matmul"]
-        self._bound: dict[tuple[str, int], Binder] = {}
+        self._bound: dict[tuple[str, int, bool], Binder] = {}
         self._ready: dict[tuple[str, int] | str, Sequence] = {}
         wanted = memory.regions(program, self._shape, self.size)
         # address of each region
@@ -93,14 +93,14 @@ class CudaSession:
         """Address of where a step reports that its input was not finite."""
         return self.at["flags"] + 4 * self._flags.index(step)
 
-    def bound(self, part: str, T: int) -> Binder:
-        """The launches of 'body', 'head' or 'both' for T tokens."""
-        key = (part, T)
+    def bound(self, part: str, T: int, fusing: bool = True) -> Binder:
+        """The launches of 'body', 'head' or 'both' for T tokens; fusing: fewer of them."""
+        key = (part, T, fusing)
         if key not in self._bound:
             # of prompts, the last length is kept beside whole chunks and single tokens
             for other in [k for k in self._bound if k[0] == part and k[1] not in (1, self.chunk)]:
-                self._bound.pop(other), self._ready.pop(other, None)
-            binder = Binder(self)
+                self._bound.pop(other), self._ready.pop(other[:2], None)
+            binder = Binder(self, fusing)
             if part != "head":
                 binder.bind(self.program.body, BODY, T)
             if part != "body":
@@ -229,7 +229,7 @@ class CudaSession:
         if self.observer is None:
             self.sequence(part, T).run()
         else:
-            tap.walk(self, self.bound(part, T))
+            tap.walk(self, self.bound(part, T, fusing=False))
 
     def _check(self) -> None:
         """Wait, and refuse what a product could not code; the first flag names the cause."""
