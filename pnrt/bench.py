@@ -32,6 +32,7 @@ def bench(
     repeats: int = 3,
     chunk: int = 512,
     progress: Callable[[str, int, int], None] | None = None,
+    depth: int = 0,
 ) -> dict[str, Any]:
     """Time a model.
 
@@ -41,6 +42,7 @@ def bench(
         repeats: counted runs of each.
         chunk: tokens per call while the prompt is read.
         progress: called with (what runs, runs done, runs in all).
+        depth: tokens the model has read before each run starts.
     Returns:
         a dict ready for JSON: runs (each name, tokens, seconds, and median, low and high in tokens
         per second), backend, threads and machine; of a GPU also its name, and per generated token
@@ -51,12 +53,11 @@ def bench(
     limit = context(model)
     if min(prompt, generate) < 0 or repeats < 1 or prompt + generate == 0:
         raise ModelError("bench needs -p or -n above zero and at least one repeat.")
-    if max(prompt, generate) > limit:
-        raise ModelError(
-            f"{max(prompt, generate)} tokens do not fit the context of {limit}; use fewer."
-        )
+    longest = max(prompt, generate)
+    if depth + longest > limit:
+        raise ModelError(f"{depth + longest} tokens do not fit the context of {limit}; use fewer.")
     # arbitrary but fixed tokens: the time does not depend on which
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(prompt, generate))
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, max(longest, depth))
     tokens = [int(t) for t in tokens]
 
     def read() -> None:
@@ -66,8 +67,13 @@ def bench(
         for token in tokens[:generate]:
             model.next([token])
 
-    jobs = [(f"pp{prompt}", prompt, read), (f"tg{generate}", generate, write)]
+    after = f" @ d{depth}" if depth else ""
+    jobs = [(f"pp{prompt}{after}", prompt, read), (f"tg{generate}{after}", generate, write)]
     jobs = [job for job in jobs if job[1]]
+    model.reset()
+    if depth:
+        model.eval(tokens[:depth], chunk=chunk)
+        begun = model.snapshot()
     total = len(jobs) * (repeats + 1)
     runs, done = [], 0
     for name, count, job in jobs:
@@ -75,7 +81,10 @@ def bench(
         for _ in range(repeats + 1):
             if progress:
                 progress(name, done, total)
-            model.reset()
+            if depth:
+                model.restore(begun)
+            else:
+                model.reset()
             start = time.perf_counter()
             job()
             seconds.append(time.perf_counter() - start)

@@ -72,6 +72,8 @@ class Comparison:
     log_ratio: Estimate
     kld: Estimate
     kld_median: float
+    kld_p90: float
+    kld_p95: float
     kld_p99: float
     kld_max: float
     same_top: Estimate
@@ -171,7 +173,7 @@ def compare(base: Model, model: Model, cut: np.ndarray) -> Iterator[Comparison]:
             log_ratio=difference.mean(),
             kld=kld.mean(),
             kld_median=float(np.median(values)),
-            kld_p99=float(np.quantile(values, 0.99)),
+            **{f"kld_p{q}": float(np.quantile(values, q / 100)) for q in (90, 95, 99)},
             kld_max=float(values.max()),
             same_top=same.mean(),
             first_flip=flip,

@@ -233,7 +233,13 @@ def test_score_alone_and_against(models, pn, tmp_path):
     assert both["kld"]["value"] > 0
     itself = json.loads(pnrt(*args, "--against", pn).stdout)
     assert itself["kld_max"] == 0
-    assert "same top token" in pnrt(*args[:-1], "--against", pn).stdout
+    exact = json.loads(pnrt(*args, "--against-activations", "f32").stdout)
+    assert exact["model"] == alone["perplexity"]
+    assert 0 < exact["kld"]["value"] < both["kld"]["value"]
+    assert exact["base_settings"] == {"activations": "f32", "kv": "f16"}
+    shown = pnrt(*args[:-1], "--against", pn).stdout
+    assert "same top token" in shown
+    assert "activations q8_0, kv f16" in shown
     long = pnrt("score", pn, text, "--ctx", "4096")
     assert long.exit_code == 2
     missing = pnrt("score", pn, tmp_path / "no.txt")
@@ -250,7 +256,7 @@ def test_bench_states_numbers_and_machine(pn):
         assert 0 < run["low"] <= run["median"] <= run["high"]
         assert len(run["seconds"]) == 2
     assert result["machine"]["numba"]
-    assert "tokens/s" in pnrt("bench", pn, "-p", "4", "-n", "0", "-r", "1").stdout
+    assert "pp4 @ d60" in pnrt("bench", pn, "-p", "4", "-n", "0", "-r", "1", "-d", "60").stdout
     assert pnrt("bench", pn, "-p", "0", "-n", "0").exit_code == 2
 
 

@@ -24,24 +24,33 @@ def score(
     against: Annotated[
         Path | None, typer.Option(metavar="FILE2", help="also the KL divergence from this model")
     ] = None,
+    against_activations: Annotated[
+        str | None, typer.Option(metavar="q8_0|f32", help="of that model; FILE itself by default")
+    ] = None,
+    against_kv: Annotated[
+        str | None, typer.Option(metavar="f16|f32", help="of that model; FILE itself by default")
+    ] = None,
     ctx: Annotated[int, typer.Option(help="tokens per window")] = 512,
     chunks: Annotated[int | None, typer.Option(help="use only the first windows")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Perplexity of a model on a text; with --against the distance of two models."""
+    """Perplexity of a model on a text; with --against* the distance of two models or precisions."""
     from pnrt import score as scores
     from pnrt.screen import models as screen
 
     words = text.read_text(encoding="utf-8")
     options["context"] = ctx
+    how = {key: options[key] for key in ("activations", "kv")}
+    other = {"activations": against_activations, "kv": against_kv}
+    other = {key: value or how[key] for key, value in other.items()}
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(load(file, **options))
         cut = scores.text_windows(model, words, ctx, chunks)
-        if against is None:
+        if against is None and other == how:
             steps = scores.perplexity(model, cut)
         else:
-            base = stack.enter_context(load(against, **options))
+            base = stack.enter_context(load(against or file, **options | other))
             scores.same_text(base, cut, words, ctx, chunks)
             steps = scores.compare(base, model, cut)
         with progress() as tell:
@@ -49,8 +58,11 @@ def score(
             for result in steps:
                 now = getattr(result, "perplexity", None) or result.model
                 tell(f"scoring, perplexity {now.value:.4f}", result.windows, len(cut))
-    names = (file.name, against.name if against else "")
-    show(as_json, result, lambda: screen.score_table(result, *names))
+    settings = {"model_settings": how}
+    settings |= {} if isinstance(result, scores.Perplexity) else {"base_settings": other}
+    names = (file.name, (against or file).name)
+    data = {**vars(result), **settings, "notes": model.notes}
+    show(as_json, data, lambda: screen.score_table(result, settings, *names))
 
 
 @app.command()
@@ -60,6 +72,7 @@ def bench(
     prompt: Annotated[int, typer.Option("-p", min=0, help="prompt tokens")] = 512,
     n: Annotated[int, typer.Option("-n", min=0, help="generated tokens")] = 128,
     repeats: Annotated[int, typer.Option("-r", min=1, help="counted runs of each")] = 3,
+    depth: Annotated[int, typer.Option("-d", "--depth", min=0, help="tokens read before")] = 0,
     chunk: Chunk = 512,
     as_json: Json = False,
     **options: Any,
@@ -69,12 +82,13 @@ def bench(
     from pnrt.screen import models as screen
 
     start = time.perf_counter()
-    with load(file, text=False, **options) as model:
+    context = depth + max(prompt, n) if depth else None
+    with load(file, text=False, context=context, **options) as model:
         packed = time.perf_counter() - start
         with progress() as tell:
-            result = time_model(model, prompt, n, repeats, chunk, tell)
+            result = time_model(model, prompt, n, repeats, chunk, tell, depth)
     settings = {key: options[key] for key in ("activations", "kv")}
-    settings |= {"chunk": chunk, "load_seconds": packed, "notes": model.notes}
+    settings |= {"chunk": chunk, "depth": depth, "load_seconds": packed, "notes": model.notes}
     result = {"file": file.name, "bytes": file.stat().st_size, **settings, **result}
     show(as_json, result, lambda: screen.bench_table(result))
 

@@ -117,8 +117,8 @@ class MappedFile:
             need = info.elements * size / block
             taken = f"Released ggml means {name} by this id, which takes {need:g} bytes here. "
         return (
-            f"{taken}Its {info.extent} bytes would fit {', '.join(fits)}: if you know it is one of these, "
-            f'open with extra_types={{{info.type_id}: "{fits[0]}"}}'
+            f"{taken}Its {info.extent} bytes would fit {', '.join(fits)}: if you know it is one of "
+            f'these, open with extra_types={{{info.type_id}: "{fits[0]}"}}'
             + (f" (--e4m3-id {info.type_id})." if "e4m3" in fits else ".")
         )
 

@@ -22,7 +22,7 @@ class Dispatch:
     def __init__(self, model: Model):
         self.file = model.file
         self.table = model.session.backend.table()
-        self.activations = model.session.activations
+        self.activations, self.kv = model.session.activations, model.session.kv
         self.used: dict[tuple, dict[str, Any]] = {}
         self.served: set[tuple[str, str]] = set()
 
@@ -49,7 +49,8 @@ class Dispatch:
         self.served.add((step.op, form))
 
     def report(self) -> dict[str, Any]:
-        """Rows; fallbacks: calls that a kernel of another op or format served; never_used."""
+        """Rows; fallbacks: calls that a kernel of another op or format served; never_used;
+        precision: what numbers are kept and summed in."""
         rows = list(self.used.values())
         unused = [
             {"op": op, "format": form, "kernel": kernel}
@@ -57,6 +58,8 @@ class Dispatch:
             if (op, form) not in self.served
         ]
         return {
+            "precision": f"activations {self.activations} (f32 where the weights are floats), "
+            f"cache {self.kv}, sums and recurrent states float32",
             "rows": rows,
             "fallbacks": sum(row["calls"] for row in rows if row["fallback"]),
             "kernels": len(self.table),

@@ -75,24 +75,29 @@ def plus_minus(estimate: Estimate, digits: int = 5) -> str:
     return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
 
 
-def score_table(result: Perplexity | Comparison, model: str, base: str) -> Renderable:
-    """Perplexity, or the comparison in the order the field prints it."""
+def score_table(
+    result: Perplexity | Comparison, settings: dict[str, dict[str, str]], model: str, base: str
+) -> Renderable:
+    """Perplexity, or the comparison in the order the field prints it, and how it was computed."""
     where = f"{result.tokens} tokens in {result.windows} windows of {result.ctx}"
+    how = [(k.replace("_", " "), ", ".join(map(" ".join, v.items()))) for k, v in settings.items()]
     if isinstance(result, Perplexity):
-        return facts([("perplexity", plus_minus(result.perplexity, 4)), ("over", where)])
+        return facts([("perplexity", plus_minus(result.perplexity, 4)), ("over", where), *how])
     rows = [
         (f"perplexity of {model}", plus_minus(result.model, 4)),
-        (f"perplexity of {base}", plus_minus(result.base, 4)),
+        (f"perplexity of {base}, base", plus_minus(result.base, 4)),
         ("ln of their ratio", plus_minus(result.log_ratio)),
-        ("mean KLD", plus_minus(result.kld)),
-        ("median KLD", f"{result.kld_median:.5f}"),
-        ("99 % KLD", f"{result.kld_p99:.5f}"),
-        ("maximum KLD", f"{result.kld_max:.5f}"),
+        ("mean KLD", plus_minus(result.kld, 6)),
+        ("median KLD", f"{result.kld_median:.6f}"),
+        ("90 % KLD", f"{result.kld_p90:.6f}"),
+        ("95 % KLD", f"{result.kld_p95:.6f}"),
+        ("99 % KLD", f"{result.kld_p99:.6f}"),
+        ("maximum KLD", f"{result.kld_max:.6f}"),
         ("same top token", _share(result.same_top)),
         ("first other top", _flip(result.first_flip)),
         ("over", where),
     ]
-    return facts(rows)
+    return facts([*rows, *how])
 
 
 def _share(estimate: Estimate) -> str:

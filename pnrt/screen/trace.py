@@ -58,6 +58,7 @@ def dispatch(report: dict[str, Any]) -> Renderable:
     return group(
         out,
         Text(f"fallbacks: {report['fallbacks']}", style=style),
+        Text(report["precision"]),
         Text(f"never used, of {report['kernels']} kernels in the table: {unused or 'none'}"),
         Text("times are of calls run one by one; a fused run takes less", style="dim"),
     )

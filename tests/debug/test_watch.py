@@ -162,5 +162,6 @@ def test_dispatch_on_the_command_line(tmp_path):
     assert done.exit_code == 0
     json.loads(done.stdout)
     assert "fallbacks: 0" in done.stderr
+    assert "activations q8_0 (f32 where the weights are floats), cache f16" in done.stderr
     assert "quantize_q8_0 (prepares)" in done.stderr
     assert "never used" in done.stderr
