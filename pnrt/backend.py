@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pnrt.errors import DeviceError, ModelError
+from pnrt.errors import DeviceError, FormatError, ModelError
+from pnrt.formats import FORMATS
 from pnrt.program import FORMAT_OPS, Program, Step
 
 if TYPE_CHECKING:
@@ -165,6 +166,27 @@ def refusal(backend: str, table: list[tuple[str, str, str]], op: str, format: st
         f"It has {op} for: {', '.join(have)}. "
         "Convert the file with `pnrt quantize`, or choose another file."
     )
+
+
+def check_rows(format: str, rows: np.ndarray, K: int, unseen: bool) -> np.ndarray:
+    """Rows that a backend may pack, as an array.
+
+    Args:
+        unseen: whether nobody has looked for codes that are NaN, which products would not show.
+    Raises: FormatError for other shapes than uint8 [N >= 1, row_bytes], and for such codes.
+    """
+    rows, width = np.asarray(rows), FORMATS[format].row_bytes(K)
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width or not len(rows):
+        raise FormatError(
+            f"pack: rows are {rows.dtype} {list(rows.shape)}; {format} with K = {K} needs "
+            f"uint8 [N >= 1, {width}]"
+        )
+    if unseen and (bad := FORMATS[format].first_finding(rows, lost=True)):
+        raise FormatError(
+            f"pack: row {bad.row} block {bad.block}: {bad.found}; {bad.allowed}, or a product "
+            f"would be wrong without a sign of it. Quantize the tensor again."
+        )
+    return rows
 
 
 def check_run(position: int, T: int, limit: int, spoiled: str = "") -> None:

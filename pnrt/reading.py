@@ -66,11 +66,12 @@ class WeightReader:
         return self.repack.convert(name, info.format, rows) if self.repack else rows
 
     def _check(self, name: str, first: int, last: int) -> None:
-        """Refuse rows first..last of a tensor if a block breaks a rule of the stored format."""
-        if not self.validate:
-            return
+        """Refuse rows first..last of a tensor if a block breaks a rule of the stored format.
+
+        Without validation only for what a product would not show.
+        """
         info, rows = self.file.tensors[name], self.file.rows(name)
-        if bad := info.format.first_finding(rows[first:last]):
+        if bad := info.format.first_finding(rows[first:last], lost=not self.validate):
             row = first + bad.row
             byte = info.offset + row * rows.shape[1] + bad.byte
             raise FormatError(

@@ -15,9 +15,11 @@ from pnrt.cpu import pack
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.standin import StandIn
 from pnrt.errors import FormatError
+from pnrt.formats import FORMATS
 from pnrt.models.presets import blueprint
 from pnrt.models.rotation import Rotation
 from pnrt.synth import random_blocks, scales, synthesize
+from tests.builders import tiny
 from tests.ops.cases import random_rows
 
 
@@ -107,3 +109,19 @@ def test_a_synthetic_model_loads_and_runs(tmp_path):
         assert model.rotation.kind == "hadamard"
     assert np.isfinite(logits).all()
     assert 0.5 < logits.std() < 20
+
+
+@pytest.mark.parametrize(("name", "byte", "value"), [("e4m3", 5, 0xFF), ("mxfp8", 33, 255)])
+def test_codes_that_products_would_not_show_are_refused_always(tmp_path, name, byte, value):
+    """As an integer a NaN code is a zero: refused by pack, and by a load that does not validate."""
+    rows = np.zeros((3, 2 * FORMATS[name].nbytes), np.uint8)
+    rows[2, byte] = value
+    block = byte // FORMATS[name].nbytes
+    for engine in (backend.open("cpu"), CudaBackend(StandIn(1 << 20))):
+        with pytest.raises(FormatError, match=f"row 2 block {block}"):
+            engine.pack(name, rows, 64)
+    path = tiny(tmp_path / "m.gguf", [], {"t": (4000, (3, 64), rows)})
+    with open_gguf(path, extra_types={4000: name}) as file:
+        reader = reading.WeightReader(file, Rotation(), validate=False)
+        with pytest.raises(FormatError, match=f"t row 2 block {block}"):
+            reader.rows("t")

@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from pnrt.backend import ACTIVATIONS, CACHE_TYPES, Tap, check_choice, check_run, not_coded, refusal
+from pnrt.backend import (
+    ACTIVATIONS,
+    CACHE_TYPES,
+    Tap,
+    check_choice,
+    check_rows,
+    check_run,
+    not_coded,
+    refusal,
+)
 from pnrt.cpu import attention, delta, elementwise, embed, matmul, norm, pack, rope, rotate, tap
 from pnrt.cpu.activations import TILE, Activations
 from pnrt.cpu.binder import Binder, whole
 from pnrt.cpu.codec import CODECS, FLOATS
 from pnrt.errors import DeviceError, FormatError
-from pnrt.formats import FORMATS
 from pnrt.jit import Script, default_threads
 from pnrt.models.state import Snapshot
 from pnrt.program import Program
@@ -78,17 +86,11 @@ class CpuBackend:
             rows: [N, row_bytes] uint8.
             K: weights per row.
             before: see pnrt.backend.Backend.
-        Raises: DeviceError for a format without a kernel, FormatError for rows of another size.
+        Raises: DeviceError for a format without a kernel, FormatError as backend.check_rows.
         """
         if format not in FORMATS_HERE:
             raise refusal(self.name, self.table(), "matmul", format, "pack")
-        rows = np.asarray(rows)
-        needed = FORMATS[format].row_bytes(K)
-        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != needed or not len(rows):
-            raise FormatError(
-                f"pack: rows are {rows.dtype} {list(rows.shape)}; {format} with K = {K} needs "
-                f"uint8 [N >= 1, {needed}]"
-            )
+        rows = check_rows(format, rows, K, unseen=before is None)
         return pack.pack(format, rows, K, self.threads, before)
 
     def matmul(self, weight: pack.Weight, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:

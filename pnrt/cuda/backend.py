@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pnrt.backend import ACTIVATIONS, check_choice, refusal
+from pnrt.backend import ACTIVATIONS, check_choice, check_rows, refusal
 from pnrt.cuda import (
     attention,
     delta,
@@ -23,7 +23,6 @@ from pnrt.cuda import (
 )
 from pnrt.cuda.session import CudaSession
 from pnrt.errors import FormatError
-from pnrt.formats import FORMATS
 from pnrt.program import Program
 
 OPS = {
@@ -118,20 +117,15 @@ class CudaBackend:
         """Arrange a matrix in planes on the device; pieces are packed while others are copied.
 
         Args: as pnrt.backend.Backend.
-        Raises: DeviceError for a format without a kernel or too little memory, FormatError for rows
-            of another size.
+        Raises: DeviceError for a format without a kernel or too little memory, FormatError as
+            backend.check_rows.
         """
         if format not in pack.CODECS:
             raise refusal(self.name, self.table(), "matmul", format, "pack")
-        rows = np.asarray(rows)
-        width = FORMATS[format].row_bytes(K)
-        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width or not len(rows):
-            raise FormatError(
-                f"pack: rows are {rows.dtype} {list(rows.shape)}; {format} with K = {K} needs "
-                f"uint8 [N >= 1, {width}]"
-            )
+        rows = check_rows(format, rows, K, unseen=before is None)
         layout = pack.layout(format, len(rows), K)
-        weight, step = Weight(layout, self._take(layout.nbytes)), max(1, SLICE // width)
+        weight = Weight(layout, self._take(layout.nbytes))
+        step = max(1, SLICE // rows.shape[1])
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
             if before:

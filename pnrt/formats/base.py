@@ -158,11 +158,14 @@ class Format:
             for bad in sorted(self._findings(rows[part]))
         ]
 
-    def first_finding(self, rows: np.ndarray) -> Finding | None:
-        """The first broken rule in rows [N, row_bytes] uint8, None if there is none."""
+    def first_finding(self, rows: np.ndarray, lost: bool = False) -> Finding | None:
+        """The first broken rule in rows [N, row_bytes] uint8, None if there is none.
+
+        lost: only look for what integer products would not show (see `block_lost`).
+        """
         rows = self._rows(rows)
         for part in chunks(len(rows), self.columns(rows.shape[1])):
-            bad = min(self._findings(rows[part]), default=None)
+            bad = min(self._findings(rows[part], lost), default=None)
             if bad:
                 return bad._replace(row=part.start + bad.row)
         return None
@@ -193,6 +196,10 @@ class Format:
             for i in np.flatnonzero(bits & 0x7C00 == 0x7C00):
                 value = bits[i : i + 1].view("<f2")[0]
                 yield int(i), offset, f"scale {label} is {value}", "it must be finite"
+
+    def block_lost(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        """Those of `block_findings` that make no NaN in an integer product: NaN codes."""
+        return ()
 
     # rows and errors
 
@@ -228,9 +235,10 @@ class Format:
                 f"weights must be finite. Repair the tensor before quantizing it."
             )
 
-    def _findings(self, rows: np.ndarray) -> Iterator[Finding]:
+    def _findings(self, rows: np.ndarray, lost: bool = False) -> Iterator[Finding]:
         per_row = rows.shape[1] // self.nbytes
-        for i, byte, found, allowed in self.block_findings(self._blocks(rows)):
+        find = self.block_lost if lost else self.block_findings
+        for i, byte, found, allowed in find(self._blocks(rows)):
             row, block = divmod(i, per_row)
             yield Finding(row, block, block * self.nbytes + byte, found, allowed)
 

@@ -87,6 +87,9 @@ class FP8(Format):
 
     def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         yield from super().block_findings(blocks)
+        yield from self.block_lost(blocks)
+
+    def block_lost(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
         first, nan = self.first_code, self.codes(blocks) & 0x7F == 0x7F
         # looking for places is slow, and nearly always there are none
         for i, e in np.argwhere(nan) if nan.any() else ():
@@ -153,8 +156,8 @@ class MXFP8(FP8):
     def encode_blocks(self, x: np.ndarray) -> np.ndarray:
         return join(*self.encode(x))
 
-    def block_findings(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
-        yield from super().block_findings(blocks)
+    def block_lost(self, blocks: np.ndarray) -> Iterable[tuple[int, int, str, str]]:
+        yield from super().block_lost(blocks)
         for i, run in np.argwhere(self.stored_exponents(blocks) == 255):
             yield int(i), int(self.first_exponent + run), *E8M0_FINDING
 
