@@ -39,11 +39,16 @@ DIGEST_BYTES = 32
 
 def user_cache() -> Path:
     """The directory pnrt keeps downloads and compiled kernels in (PNRT_CACHE overrides it)."""
-    if "PNRT_CACHE" in os.environ:
-        return Path(os.environ["PNRT_CACHE"])
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "pnrt"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pnrt"
+    if chosen := os.environ.get("PNRT_CACHE"):
+        return Path(chosen)
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "pnrt"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # a user without a home, as in some containers: nothing can be kept
+        home = Path("/nonexistent")
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "pnrt"
 
 
 @functools.cache
@@ -98,14 +103,20 @@ def cache_directory() -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        log.warning(
-            "kernel cache %s is not writable (%s): kernels are compiled anew in every process; "
-            "set PNRT_CACHE to a writable directory",
-            path,
-            error.strerror,
-        )
+        _not_kept(path, error.strerror)
         return None
     return path
+
+
+@functools.cache
+def _not_kept(path: Path, reason: str) -> None:
+    """Say once that kernels cannot be kept."""
+    log.warning(
+        "kernel cache %s is not writable (%s): kernels are compiled anew in every process; "
+        "set PNRT_CACHE to a writable directory",
+        path,
+        reason,
+    )
 
 
 class KernelCache:
@@ -119,9 +130,13 @@ class KernelCache:
     def load_overload(self, sig, target_context):
         from numba.core.compiler import CompileResult
 
-        if self.path is None or not self.path.exists():
+        if self.path is None:
             return None
-        data = self.path.read_bytes()
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            # not there yet, or another process has just deleted it
+            return None
         digest, payload = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
         if hashlib.sha256(payload).digest() != digest:
             log.warning("kernel cache file %s is damaged: deleted and compiled anew", self.path)
@@ -138,12 +153,14 @@ class KernelCache:
         if self.path is None:
             return
         payload = dumps(result._reduce())
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            os.replace(file.name, self.path)
+            temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
+            os.replace(temporary, self.path)
         except OSError as error:
-            log.warning("kernel cache file %s cannot be written: %s", self.path, error.strerror)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            _not_kept(self.path.parent, error.strerror)
 
     def enable(self):
         """Asked for by numba; this cache is always on."""
@@ -292,7 +309,9 @@ def _start(threads: int):
             "this process was forked after pnrt had started its compute threads; they do not "
             "survive a fork: use multiprocessing's spawn method, or load the model in the child"
         )
-    if threads > numba.config.NUMBA_NUM_THREADS:
+    # OpenMP makes threads when a region asks for them; the other layers made theirs at the start
+    later = 64 if numba.threading_layer() == "omp" else 0
+    if threads > max(numba.config.NUMBA_NUM_THREADS, later):
         raise DeviceError(
             f"{threads} threads asked for, but numba was started with "
             f"{numba.config.NUMBA_NUM_THREADS}: set NUMBA_NUM_THREADS={threads} in the environment"

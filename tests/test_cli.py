@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pnrt.cli import app
+from pnrt.cli.app import _prepare_streams
 from pnrt.container.gguf import open_gguf
 from pnrt.demo import write_tiny_model
 from pnrt.formats import FORMATS
@@ -466,3 +468,14 @@ def test_a_closed_pipe_is_quiet(pn):
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_closed_streams_and_narrow_encodings_stop_nothing(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), "ascii")
+    for name, stream in (("stdin", None), ("stdout", None), ("stderr", narrow)):
+        monkeypatch.setattr(sys, name, stream)
+    _prepare_streams()
+    assert sys.stdin.readline() == ""
+    print("nobody reads this")
+    print("caf\u00e9", file=sys.stderr, end="", flush=True)
+    assert narrow.buffer.getvalue() == b"caf\\xe9"

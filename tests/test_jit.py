@@ -120,6 +120,35 @@ def test_an_unwritable_cache_costs_one_line(cache, tmp_path, monkeypatch, caplog
     assert "\n" not in line
 
 
+def test_a_full_disk_costs_one_line_and_leaves_nothing(cache, caplog):
+    resource = pytest.importorskip("resource", reason="needs a limit on file sizes")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    jit._not_kept.cache_clear()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        add(fresh("large"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    [line] = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "is not writable (File too large)" in line
+    assert list(cache.rglob("large*")) == []
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("PNRT_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert jit.user_cache() == Path("/a")
+    monkeypatch.setenv("PNRT_CACHE", "")
+    assert jit.user_cache() == Path("/b/pnrt")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert Path("/nonexistent") in jit.user_cache().parents
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped"])
 def test_a_damaged_cache_file_is_compiled_anew(cache, caplog, damage):
     add(fresh("victim"))
@@ -166,10 +195,11 @@ def test_results_do_not_depend_on_the_thread_count():
 
 
 def test_more_threads_than_cores_without_a_setting():
-    assert python(SEVEN_ONE_TWO, NUMBA_NUM_THREADS="2") == "3"
+    later = SEVEN_ONE_TWO.replace("(7, 1, 2)", "(2, 1, 7)")
+    assert python(later, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="omp") == "3"
 
 
-def test_threads_cannot_be_added_later():
+def test_workqueue_threads_cannot_be_added_later():
     code = """
     run("add", 2)
     try:
@@ -177,7 +207,7 @@ def test_threads_cannot_be_added_later():
     except jit.DeviceError as error:
         print(error)
     """
-    assert python(code, NUMBA_NUM_THREADS="2") == (
+    assert python(code, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue") == (
         "7 threads asked for, but numba was started with 2: set NUMBA_NUM_THREADS=7 in the "
         "environment"
     )

@@ -91,9 +91,10 @@ def atomic(path: Path, total: int = 0) -> Iterator[BinaryIO]:
         made = False
         _sync_directory(path.parent)
     except OSError as error:
+        room = f" with {total} free bytes" if total else ""
         raise FileError(
-            f"{path}: cannot be written ({error.strerror}); a writable directory with "
-            f"{total} free bytes is needed. Check the path, its permissions and the disk."
+            f"{path}: cannot be written ({error.strerror}); a writable directory{room} is needed. "
+            "Check the path, its permissions and the disk."
         ) from error
     finally:
         if made:

@@ -68,9 +68,13 @@ for _name, _function, _kinds in (
     _operator(_name, _function, _kinds)
 
 
+# numpy makes a dtype's name anew each time it is asked for
+_NAMES = {np.dtype(name): name for name in ("bool", "int32", "uint32", "uint64", "float32")}
+
+
 def _only(x, *names):
     x = number(x)
-    if x.dtype.name not in names:
+    if _NAMES.get(x.dtype) not in names:
         raise KernelError(f"{x.dtype} where {' or '.join(names)} is needed")
     return x
 

@@ -1,34 +1,72 @@
-"""perf.gpu_check: all its parts on the stand-in at small sizes, and what it says without a GPU."""
+"""perf.gpu_check: all its parts on the stand-in at small sizes, and what it says of trouble."""
 
 import json
+import os
+import time
 
 import pytest
 
-from perf import gpu_check
+from perf import gpu_check, gpu_items
 from pnrt.cuda import launch
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.standin import StandIn
 from pnrt.errors import DeviceError
 from pnrt.formats import FORMATS
 
-SMALL = gpu_check.Plan(
+SMALL = gpu_items.Plan(
     ops=("add",), formats=("q8_0",), models=(), nbytes=1 << 14, shapes=(("pn4t", 8, 64),),
-    preset="tiny-qwen35", layers=1, prompt=2, generate=1, repeats=1,
+    preset="tiny-qwen35", layers=1, prompt=2, generate=1, repeats=1, seconds=1e4,
 )  # fmt: skip
 
 
-def test_every_part(monkeypatch):
-    monkeypatch.setattr(gpu_check.Check, "clock", clock)
+class Here:
+    """A worker in this process, on a stand-in."""
+
+    def __init__(self, plan, folder, copied):
+        self.said = [("facts", {"name": "stand-in"})]
+        tell = self.said.append
+        self.check = gpu_items.Check(
+            StandIn(1 << 26), plan, lambda row: tell(("row", row)), folder, copied
+        )
+
+    def send(self, item):
+        gpu_items.answer(Once(item, self.said.append), self.check)
+
+    def hear(self, seconds):
+        return self.said.pop(0)
+
+    def close(self):
+        pass
+
+
+class Once:
+    """A connection that one item comes over."""
+
+    def __init__(self, item, send):
+        self.items, self.send = [item], send
+
+    def recv(self):
+        if not self.items:
+            raise EOFError
+        return self.items.pop()
+
+
+def test_every_part(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_items.Check, "clock", clock)
     lines = []
-    check = gpu_check.Check(StandIn(1 << 26), SMALL, lines.append)
-    check.all()
-    assert check.wrong == 0
-    parts = [row["part"] for row in check.rows]
+    run = gpu_check.Run(SMALL, tmp_path, lambda run: lines.append(len(run.rows)), Here)
+    run.all()
+    parts = [row["part"] for row in run.rows]
     assert parts == ["op", "product", "memory", "memory", "speed", "speed", *["synthetic"] * 3]
-    assert [row["ok"] for row in check.rows] == [True, True, None, None, True, True, *[None] * 3]
-    assert len(lines) == len(parts)
-    assert "graph on" in lines[-3]
-    assert "graph off" in lines[-1]
+    assert [row["ok"] for row in run.rows] == [True, True, None, None, True, True, *[None] * 3]
+    assert lines == list(range(len(parts) + 1))
+    assert "% of the copy" in run.rows[4]["figure"]
+    assert run.rows[-3]["what"].endswith("graph on")
+    assert run.rows[-1]["what"].endswith("graph off")
+    text, status = run.summary()
+    assert text.startswith("4 comparisons, 0 wrong, 0 skipped")
+    assert status == 0
+    assert not list(tmp_path.iterdir())
 
 
 def clock(self, calls):
@@ -37,12 +75,12 @@ def clock(self, calls):
     return 1.0
 
 
-def test_a_wrong_product_is_counted(monkeypatch):
-    monkeypatch.setattr(gpu_check, "CudaBackend", wrong_backend)
-    check = gpu_check.Check(StandIn(1 << 24), SMALL, lambda line: None)
-    check.products()
-    assert check.wrong == 1
-    assert "f32 T=5" in check.rows[0]["figure"]
+def test_a_wrong_product_is_counted(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_items, "CudaBackend", wrong_backend)
+    rows = []
+    gpu_items.Check(StandIn(1 << 24), SMALL, rows.append, tmp_path).product("q8_0")
+    assert [row["ok"] for row in rows] == [False]
+    assert "f32 T=5" in rows[0]["figure"]
 
 
 def wrong_backend(device):
@@ -56,17 +94,68 @@ def wrong_backend(device):
     return engine
 
 
-def test_what_the_time_did_not_reach_is_said():
-    check = gpu_check.Check(StandIn(1 << 20), SMALL._replace(seconds=0.0), lambda line: None)
-    check.all()
-    assert {row["figure"] for row in check.rows} == {"not reached in the time"}
-    assert len(check.rows) == 6
+def test_what_does_not_fit_the_time_is_not_begun(tmp_path):
+    run = gpu_check.Run(SMALL._replace(seconds=12), tmp_path, lambda run: None, Here)
+    run._slowest["op"] = 20.0
+    run.all()
+    reached = {row["part"]: row.get("reached", True) for row in run.rows}
+    assert reached == {"compile": False, "op": False, "product": True, "memory": False,
+                       "speed": False, "synthetic": False}  # fmt: skip
+    assert "skipped: it may take 24 s, 1" in run.rows[1]["figure"]
+    assert "1 comparisons, 0 wrong, 5 skipped" in run.summary()[0]
+
+
+def trouble(link, plan, folder, copied):
+    """Items with the worst manners, by their first argument."""
+    link.send(("facts", {}))
+    while True:
+        item = link.recv()
+        what = item.args[0] if item.args else ""
+        if what == "add":
+            os._exit(7)
+        if what == "q8_0":
+            link.send(("failed", "ValueError: no"))
+            return
+        if item.part == "memory":
+            time.sleep(60)
+        link.send(("row", {"part": item.part, "what": what, "ok": True, "figure": str(copied)}))
+        link.send(("done", ""))
+
+
+def test_what_fails_dies_or_hangs_is_reported_and_the_rest_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_check.Worker, "method", "fork")
+    monkeypatch.setattr(gpu_check, "serve", trouble)
+    monkeypatch.setattr(gpu_check, "OPENING", 0.3)
+    right = gpu_check.items
+
+    def items(plan):
+        return [item._replace(seconds=0.1) for item in right(plan)]
+
+    monkeypatch.setattr(gpu_check, "items", items)
+    run = gpu_check.Run(SMALL, tmp_path, lambda run: None)
+    run.all()
+    figures = {row["part"]: row["figure"] for row in run.rows if row["ok"] is False}
+    assert figures == {
+        "op": "its process ended with status 7",
+        "product": "ValueError: no",
+        "memory": "stopped: it did not come to an end",
+    }
+    assert [row["part"] for row in run.rows if row["ok"]] == ["compile", "speed", "synthetic"]
+    assert run.summary()[1] == 1
 
 
 def test_the_plan_has_every_format_and_op():
-    plan = gpu_check.Plan()
+    plan = gpu_items.Plan()
     assert set(plan.formats) == {name for name, form in FORMATS.items() if form.weight}
     assert {"attention", "delta", "rope"} <= set(plan.ops)
+    assert sum(item.seconds < plan.seconds / 3 for item in gpu_items.items(plan)) > 50
+
+
+def test_every_product_is_compiled_beforehand():
+    keys = gpu_items.wanted(gpu_items.Plan())
+    names = [gpu_items._kernel(key).name for key in keys]
+    assert len(set(names)) == len(names)
+    assert {"matmul_pn4t_17408_q8_0_vector", "matmul_q4_K_5120_q8_0_4x4", "delta"} <= set(names)
 
 
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
@@ -74,20 +163,25 @@ def test_without_a_gpu(monkeypatch, capsys, tmp_path):
         raise DeviceError("backend cuda: the driver finds no GPU")
 
     monkeypatch.setattr(launch, "open_device", none)
+    monkeypatch.setattr(gpu_check.Worker, "method", "fork")
     assert gpu_check.main(["--json", str(tmp_path / "x.json")]) == 2
     assert "nothing was checked: backend cuda: the driver finds no GPU" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_table_is_written(monkeypatch, capsys, tmp_path, wrong):
-    monkeypatch.setattr(launch, "open_device", lambda: StandIn(1 << 20))
-    monkeypatch.setattr(
-        gpu_check.Check, "all", lambda self: self.add("product", "q8_0", not wrong, "")
-    )
+@pytest.mark.parametrize("end", ["right", "wrong", "interrupted"])
+def test_the_table_is_written(monkeypatch, capsys, tmp_path, end):
+    def run(self, item):
+        if end == "interrupted" and item.part == "op":
+            raise KeyboardInterrupt
+        self.add(item.part, item.what, end != "wrong", "")
+
+    monkeypatch.setattr(gpu_items.Check, "run", run)
     out = tmp_path / "x.json"
-    assert gpu_check.main(["--json", str(out)]) == wrong
+    assert gpu_check.main(["--json", str(out), "--seconds", "9999"], Here) == (end != "right")
     data = json.loads(out.read_text())
-    assert data["rows"][0]["ok"] is not wrong
     assert data["device"]["name"] == "stand-in"
-    assert ("WRONG" in capsys.readouterr().out) == wrong
+    assert data["interrupted"] == (end == "interrupted")
+    assert (data["rows"][-1]["part"] == "synthetic") == (end != "interrupted")
+    assert ("WRONG" in capsys.readouterr().out) == (end == "wrong")
+    assert list(tmp_path.iterdir()) == [out]
