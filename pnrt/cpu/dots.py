@@ -24,7 +24,7 @@ from pnrt.emit import (
     vector,
 )  # fmt: skip
 from pnrt.jit import amx_allowed, cpu_features
-from pnrt.simd import Tile, i32x16, ternary, unary
+from pnrt.simd import Tile, i32x16, lanewise, ternary, unary
 
 # bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
 # (16 tokens x 32 bytes), weights (8 groups of four x 16 rows); then the same for 16 codes
@@ -169,20 +169,36 @@ def lookup(values: tuple[int, ...]):
 
 
 def lookup128(values: tuple[int, ...]):
-    """A function that replaces the low seven bits of every byte by one of 128 bytes, and negates
-    it where the top bit is set. AVX-512 VBMI only.
+    """A function that replaces every byte by one of 128, chosen by its low seven bits.
+
+    AVX-512 VBMI only.
     """
+    halves_ = values[:64], values[64:]
 
     def emit(b, v):
         kind = vector(I8, 64)
-        index = b.bitcast(v, kind)
-        low, high = (ir.Constant(kind, [*values[i : i + 64]]) for i in (0, 64))
-        found = call_named(b, "llvm.x86.avx512.vpermi2var.qi.512", kind, [low, index, high])
-        negative = b.icmp_signed("<", index, constant(kind, 0))
-        found = b.select(negative, b.sub(constant(kind, 0), found), found)
-        return b.bitcast(found, v.type)
+        index, nothing = b.bitcast(v, kind), constant(kind, 0)
+        low, high = (ir.Constant(kind, [*half]) for half in halves_)
+        if all(map(any, halves_)):
+            name = "llvm.x86.avx512.vpermi2var.qi.512"
+            return b.bitcast(call_named(b, name, kind, [low, index, high]), v.type)
+        # a third of the work where one half of the table is all zeros
+        upper = b.icmp_unsigned("!=", b.and_(index, constant(kind, 64)), nothing)
+        table, used = (high, b.not_(upper)) if any(halves_[1]) else (low, upper)
+        found = call_named(b, "llvm.x86.avx512.permvar.qi.512", kind, [table, index])
+        return b.bitcast(b.select(used, nothing, found), v.type)
 
     return unary(i32x16, emit)
+
+
+def _signed_like(b, s, v):
+    kind = vector(I8, 64)
+    sign, s = b.icmp_signed("<", b.bitcast(v, kind), constant(kind, 0)), b.bitcast(s, kind)
+    return b.bitcast(b.select(sign, b.sub(constant(kind, 0), s), s), v.type)
+
+
+# signed_like(s, v): the bytes of s, negated where the byte of v has its top bit set
+signed_like = lanewise(i32x16, _signed_like)
 
 
 # AMX: registers have numbers, the compiler only places the instructions

@@ -13,6 +13,7 @@ not hold up the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from pnrt.cpu.matvec import one_kernel
 from pnrt.cpu.pack import Weight, aligned
 from pnrt.cpu.tiles import tiles
 from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
-from pnrt.cpu.walk import LANES, draw, make_finish, walk
+from pnrt.cpu.walk import LANES, draw, make_finish, places_of, walk
 from pnrt.formats import FORMATS
 from pnrt.jit import Call, Kernel, inline, kernel, words
 from pnrt.native import call
@@ -35,36 +36,32 @@ from pnrt.simd import (
     load_f32,
     load_half,
     load_i32,
+    prefetch,
     read_i64,
     shift_left,
 )
 
 # bytes per thread: partial sums, six tiles of vectors; and the products of tile registers
 PARTIAL = 6 * TILE * 64
-PRODUCTS = 6 * 1024
-# unpacked panels of one thread: about what the second-level cache holds beside the activations
-UNPACKED = 1 << 20
+PRODUCTS = 12 * 1024
+# units at most whose products are asked for before they are read
+EARLY = 2
+# unpacked panels of one thread: they and a tile of activations stay in the second-level cache
+UNPACKED = 1 << 18
 _left7, _left14 = shift_left(7), shift_left(14)
 
 
-def _tile_dot(tile, tier: str):
+def _tile_dot(tile, tier: str, memory: bool):
     """dot(w, x, s, product, which): int32 sums of a tile: of 16 codes (0, 1) or all 32 (2).
 
-    product: memory for one product of tile registers.
+    product: where the tile registers' products lie, see _ahead.
     """
     splat, izeros = tile.splat_i32, tile.izeros
     if tier == "amx":
-        whole, half, load = dots.amx_dot(32), dots.amx_dot(16), dots.load_products(tile.count)
-
-        @inline
-        def multiply(w, x, s, product, which):
-            if which == 2:
-                whole(x, w, product)
-            else:
-                half(x + 16 * which, w + 256 * which, product)
-            return load(product)
-
-        return multiply
+        load = dots.load_products(tile.count)
+        if memory:
+            return inline(lambda w, x, s, product, which: product)
+        return inline(lambda w, x, s, product, which: load(product))
     byte_dot = {"vnni": dots.dot4, "avx2": dots.dot4_signed, "plain": dots.dot4_signed}[tier]
     biased = tier == "vnni"
 
@@ -78,13 +75,52 @@ def _tile_dot(tile, tier: str):
     return dot
 
 
+class Ahead(NamedTuple):
+    """How tile registers multiply: some units before the products are read.
+
+    A vector read of what a tile register just wrote would wait for the store buffer to drain.
+    ask(w, u, then, x, products): ask for the products of unit u, fetch the activations of unit
+    `then` into the cache; units: how many units early, a power of two; nbytes: of their products.
+    """
+
+    ask: Callable
+    units: int
+    nbytes: int
+
+
+def _ahead(record: Record, count: int) -> Ahead:
+    whole, half = dots.amx_dot(32), dots.amx_dot(16)
+    planes, nbytes, blocks, split = record.planes, record.nbytes, record.blocks, record.split
+    size = count * 32
+
+    @inline
+    def ask(w, u, then, x, products):
+        for line in range(0, blocks * size, 64):
+            prefetch(x + then * (blocks * size) + line)
+        for block in range(blocks):
+            at = x + (u * blocks + block) * size
+            if split == 16 or (split == 80 and block == 2):
+                half(at, w, products)
+                half(at + 16, w + 256, products + 1024)
+                products += 2048
+            else:
+                for plane in range(planes):
+                    whole(at, w + 512 * plane, products)
+                    products += 1024
+            w += nbytes
+
+    if blocks == 5:
+        return Ahead(ask, 1, 6 * 1024)
+    return Ahead(ask, EARLY, planes * record.segments * 1024)
+
+
 def _tile_unit(record: Record, tile, tier: str):
     """unit(acc, w, u, x, d, s, f, products): one unit of a tile of tokens from its records."""
-    T, accumulate, accumulate_offset = tile.count, tile.accumulate, tile.accumulate_offset
-    dot, offset, planes, nbytes = (
-        _tile_dot(tile, tier), record.offset, record.planes, record.nbytes,
-    )  # fmt: skip
-    segments, wide = record.segments, record.planes > 1
+    T, planes, nbytes = tile.count, record.planes, record.nbytes
+    wide, split, blocks = planes > 1, record.split, record.blocks
+    memory = tier == "amx" and not wide
+    dot = _tile_dot(tile, tier, memory)
+    one, two = (tile.accumulate(n, record.offset, memory) for n in (1, 2))
 
     @inline
     def total(w, x, s, product, which):
@@ -96,39 +132,21 @@ def _tile_unit(record: Record, tile, tier: str):
         return dot(w, x, s, product, which)
 
     @inline
-    def segment(acc, w, index, x, d, s, f, product, which):
-        at = w + 512 * planes + 64 * index
-        sums = total(w, x, s, product, which)
-        if offset:
-            m = load_f32(at + 64 * segments)
-            return accumulate_offset(acc, sums, load_f32(at), m, d, f + 4 * which)
-        return accumulate(acc, sums, load_f32(at), d)
-
-    @inline
-    def block(acc, w, split, b, x, d, s, f, product):
-        x, d = x + b * T * 32, d + b * T * 4
-        s, f = s + b * T * 12, f + b * T * 12
-        if split:
-            acc = segment(acc, w, 0, x, d, s, f, product, 0)
-            return segment(acc, w, 1, x, d, s, f, product + 1024, 1)
-        return segment(acc, w, 0, x, d, s, f, product, 2)
-
-    if record.split == 80:
-
-        @inline
-        def unit(acc, w, u, x, d, s, f, products):
-            acc = block(acc, w, False, 5 * u, x, d, s, f, products)
-            acc = block(acc, w + nbytes, False, 5 * u + 1, x, d, s, f, products + 1024)
-            acc = block(acc, w + 2 * nbytes, True, 5 * u + 2, x, d, s, f, products + 2048)
-            acc = block(acc, w + 3 * nbytes, False, 5 * u + 3, x, d, s, f, products + 4096)
-            return block(acc, w + 4 * nbytes, False, 5 * u + 4, x, d, s, f, products + 5120)
-
-        return unit
-    split = record.split == 16
-
-    @inline
     def unit(acc, w, u, x, d, s, f, products):
-        return block(acc, w, split, u, x, d, s, f, products)
+        for block in range(blocks):
+            b, scales = (u * blocks + block) * T, w + 512 * planes
+            xb, db, sb, fb = x + b * 32, d + b * 4, s + b * 12, f + b * 12
+            if split == 16 or (split == 80 and block == 2):
+                low = dot(w, xb, sb, products, 0)
+                high = dot(w, xb, sb, products + 1024, 1)
+                acc = two(acc, low, high, scales, db, fb)
+                products += 2048
+            else:
+                both = total(w, xb, sb, products, 2)
+                acc = one(acc, both, both, scales, db, fb)
+                products += 1024
+            w += nbytes
+        return acc
 
     return unit
 
@@ -161,18 +179,22 @@ def _long_unit(unit, nbytes: int, blocks: int):
 
 
 def _tile_kernel(
-    kind: str, unit: Callable, nbytes: int, count: int, x_block: int, registers: bool
+    kind: str, unit: Callable, nbytes: int, count: int, x_block: int, ahead: Ahead | None = None
 ) -> Kernel:
     """The product of tiles of tokens: unpack some panels, then pass all tokens over them.
 
-    nbytes: of a unit as unpacked; x_block: activation bytes per block and token; registers:
-    whether the unit uses AMX.
+    nbytes: of a unit as unpacked; x_block: activation bytes per block and token; ahead: where
+    there are tile registers.
     """
     tile = tiles(count)
     zeros, load, store = tile.zeros, tile.load, tile.store
     finish = make_finish(count, load, store)
-    tiles_on = dots.tiles_on if registers else inline(lambda config: None)
-    tiles_off = dots.tiles_off if registers else inline(lambda: None)
+    if ahead:
+        tiles_on, tiles_off, (ask, early, slot) = dots.tiles_on, dots.tiles_off, ahead
+    else:
+        tiles_on, tiles_off = inline(lambda config: None), inline(lambda: None)
+        ask, early, slot = inline(lambda w, u, then, x, products: None), 0, 0
+    ring = max(0, 2 * early - 1)
 
     def matmul(a, thread, threads):
         data, stride, panels = read_i64(a), read_i64(a + 8), read_i64(a + 16)
@@ -190,6 +212,7 @@ def _tile_kernel(
         items = (panels + each - 1) // each
         x_tile = x_blocks * count
         tiles_on(read_i64(a + 200))
+        order = read_i64(a + 208)
         item = draw(ticket, items, threads)
         while item < items:
             stop = min(panels, (item + 1) * each)
@@ -199,14 +222,20 @@ def _tile_kernel(
             for t in range((tokens + count - 1) // count):
                 x, d = codes + t * x_tile * x_block, scales + t * x_tile * 4
                 s, f = sums + t * x_tile * 12, totals + t * x_tile * 12
+                for n in range(early):
+                    u1, u2 = read_i64(order + 8 * n), read_i64(order + 8 * (n + early))
+                    ask(first + n * nbytes, u1, u2, x, products + n * slot)
+                n = early
                 for panel in range(item * each, stop):
                     w = first + panel % each * panel_size if unpacked else data + panel * stride
-                    stack = bottom
+                    stack, next = bottom, order + 8 * early
                     for i in range(lanes):
                         acc = zeros()
                         for u in range(read_i64(steps + 16 * i), units, LANES):
-                            acc = unit(acc, w, u, x, d, s, f, products)
-                            w += nbytes
+                            u1, u2 = read_i64(next), read_i64(next + 8 * early)
+                            ask(w + early * nbytes, u1, u2, x, products + (n & ring) * slot)
+                            acc = unit(acc, w, u, x, d, s, f, products + (n - early & ring) * slot)
+                            n, w, next = n + 1, w + nbytes, next + 8
                         stack = finish(acc, read_i64(steps + 16 * i + 8), stack)
                     total = load(bottom, 64)
                     if units < LANES:
@@ -243,24 +272,26 @@ def _make_kernel(which: str | Record, count: int = 1, blocks: int = 0) -> Kernel
     if isinstance(which, Record):
         unit = _tile_unit(which, tile, tier)
         nbytes = which.blocks * which.nbytes
-        return _tile_kernel(f"{which.name}_{tier}", unit, nbytes, count, 32, tier == "amx")
+        ahead = _ahead(which, count) if tier == "amx" else None
+        return _tile_kernel(f"{which.name}_{tier}", unit, nbytes, count, 32, ahead)
     if not blocks:
         return one_kernel(which)
     nbytes = 32 * ROWS * FLOATS[which]
     unit = _float_unit(which, tile)
     if blocks > 1:
         unit = _long_unit(unit, nbytes, blocks)
-    return _tile_kernel(f"{which}x{blocks}", unit, nbytes * blocks, count, 128, False)
+    return _tile_kernel(f"{which}x{blocks}", unit, nbytes * blocks, count, 128)
 
 
 def scratch(threads: int, weights: Iterable[Weight], activations: str) -> np.ndarray:
     """Memory to multiply by any of these matrices: uint8 [threads, bytes]."""
-    most = 0
+    most = late = 0
     for weight in weights:
         if weight.format not in FLOATS:
             size = panel_bytes(weight.format, weight.units, activations)
             most = max(most, size * max(1, UNPACKED // size))
-    size = PARTIAL + PRODUCTS + most
+            late = max(late, panel_bytes(weight.format, EARLY, activations))
+    size = PARTIAL + PRODUCTS + most + late
     return aligned(threads * size).reshape(threads, size)
 
 
@@ -278,6 +309,8 @@ def matmul(
     planes = weight.four_planes
     steps, ticket = walk(weight.units), np.zeros(8, np.int64)
     config = np.frombuffer(dots.tile_config(), np.uint8)
+    # the units in the contract's order, and what is asked for early behind the last of a panel
+    order = np.resize(np.argsort(places_of(weight.units)), weight.units + 2 * EARLY)
     unpacked = weight.format not in FLOATS and (x.count > 1 or mode == "f32")
     each, calls, unpack_words = max(1, weight.panels // (16 * threads)), (), np.zeros(1, np.int64)
     if unpacked:
@@ -288,8 +321,8 @@ def matmul(
     arguments = words(
         weight.data, weight.stride, weight.panels, weight.units, steps, len(steps), *planes,
         x.codes, x.scales, x.sums, x.totals, x.blocks, out, out.shape[1], control, ticket, each,
-        unpacked, scratch, scratch.shape[1], 0, unpack_words, config,
+        unpacked, scratch, scratch.shape[1], 0, unpack_words, config, order,
     )  # fmt: skip
     which = matmul_kernel(weight.format, mode, x.count)
-    keep = (weight, x, out, control, scratch, steps, ticket, config, unpack_words)
+    keep = (weight, x, out, control, scratch, steps, ticket, config, unpack_words, order)
     return Call(which, arguments, keep, calls=calls)

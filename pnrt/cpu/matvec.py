@@ -76,18 +76,15 @@ def _dot_fp8(splat):
 
         return whole, None
     low, middle, high = (dots.lookup128(digits) for digits in _digits_of_fp8())
-    bias, dot = dots.add_bytes(128), dots.dot4
+    dot, signed, nothing = dots.dot4, dots.signed_like, simd.bits(0)
 
     @inline
     def whole(w, x, s):
-        a = b = c = _left7(splat(s + 8))
+        a = b = c = nothing()
         for g in range(8):
-            v, q = load_i32(w + 64 * g), splat(x + 4 * g)
-            a, b, c = (
-                dot(a, bias(low(v)), q),
-                dot(b, bias(middle(v)), q),
-                dot(c, bias(high(v)), q),
-            )
+            v = load_i32(w + 64 * g)
+            q = signed(splat(x + 4 * g), v)
+            a, b, c = dot(a, low(v), q), dot(b, middle(v), q), dot(c, high(v), q)
         return add_i(a, add_i(_left7(b), _left14(c)))
 
     return whole, None

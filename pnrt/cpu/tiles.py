@@ -77,48 +77,59 @@ def tiles(count: int) -> SimpleNamespace:
 
         return types.void(types.int64, types.int64, Tile(f32x16, count)), code
 
-    sums, products = Tile(f32x16, count), Tile(i32x16, count)
+    def accumulate(segments: int, offset: bool, memory: bool):
+        """accumulate(acc, low, high, scales, dx, f): acc with a block's segments added in turn.
 
-    def scaled(b, t, acc, total, factor, dx, sum_):
-        # one token after the other: op after op would keep every token's scale in a register
-        scale = b.fmul(factor, splat(b, load_vector(b, _behind(b, dx, 4 * t), FLOAT, 4)))
-        return call_named(b, "llvm.fma.v16f32", acc.type, [sum_(b, t, total), scale, acc])
+        Each adds float(total) * (dw * dx), rounded twice, and f * (m * dx) where there are offsets.
 
-    def converted(b, t, total):
-        return b.sitofp(b.extract_value(total, t), f32x16.llvm)
+        low, high: totals of the halves, or of the whole block; with memory, the addresses of their
+        vectors. scales: address of the dw of each segment, then the m; dx: of one float32 per
+        token; f: of three, for the halves and both.
+        """
+        sums, given = Tile(f32x16, count), types.int64 if memory else Tile(i32x16, count)
 
-    @intrinsic
-    def accumulate(typingctx, acc, total, dw, dx):
-        """acc + float(total) * (dw * dx), rounded twice; dx: address of one float32 per token."""
+        @intrinsic
+        def add(typingctx, acc, low, high, scales, dx, f):
+            def code(context, b, signature, args):
+                acc, low, high, scales, dx, f = args
 
-        def code(context, b, signature, args):
-            acc, total, dw, dx = args
-            for t in range(count):
-                one = scaled(b, t, b.extract_value(acc, t), total, dw, dx, converted)
-                acc = b.insert_value(acc, one, t)
-            return acc
+                def number(address, nbytes):
+                    return splat(b, load_vector(b, _behind(b, address, nbytes), FLOAT, 4))
 
-        return sums(sums, products, f32x16, types.int64), code
+                def scaled(one, total, factor, d):
+                    args = [total, b.fmul(factor, d), one]
+                    return call_named(b, "llvm.fma.v16f32", one.type, args)
 
-    @intrinsic
-    def accumulate_offset(typingctx, acc, total, dw, m, dx, f):
-        """The same, then f * (m * dx); f: address of three float32 per token, the first counts."""
+                factors = [
+                    load_vector(b, _behind(b, scales, 64 * i), f32x16.llvm, 4)
+                    for i in range(segments * (1 + offset))
+                ]
+                # one token after the other: else every token's scale would be in a register
+                for t in range(count):
+                    one, d = b.extract_value(acc, t), number(dx, 4 * t)
+                    for i, total in enumerate((low, high)[:segments]):
+                        if memory:
+                            total = load_vector(b, _behind(b, total, 64 * t), i32x16.llvm, 4)
+                        else:
+                            total = b.extract_value(total, t)
+                        total = b.sitofp(total, f32x16.llvm)
+                        one = scaled(one, total, factors[i], d)
+                        if offset:
+                            part = number(f, 12 * t + 4 * (i if segments == 2 else 2))
+                            one = scaled(one, part, factors[segments + i], d)
+                    if memory:
+                        # keep it so: LLVM would load many tokens first, and spill them
+                        kind = ir.FunctionType(one.type, [one.type])
+                        one = b.call(ir.InlineAsm(kind, "", "=v,0,~{memory}", True), [one])
+                    acc = b.insert_value(acc, one, t)
+                return acc
 
-        def given(b, t, f):
-            return splat(b, load_vector(b, _behind(b, f, 12 * t), FLOAT, 4))
+            return sums(sums, given, given, *[types.int64] * 3), code
 
-        def code(context, b, signature, args):
-            acc, total, dw, m, dx, f = args
-            for t in range(count):
-                one = scaled(b, t, b.extract_value(acc, t), total, dw, dx, converted)
-                acc = b.insert_value(acc, scaled(b, t, one, f, m, dx, given), t)
-            return acc
-
-        return sums(sums, products, f32x16, f32x16, types.int64, types.int64), code
+        return add
 
     return SimpleNamespace(
         accumulate=accumulate,
-        accumulate_offset=accumulate_offset,
         count=count,
         zeros=zeros,
         izeros=izeros,
