@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pnrt.container.layout import why_not_gguf
 from pnrt.errors import FormatError, ModelError
 from pnrt.formats import FORMATS
 
@@ -110,6 +111,5 @@ def find_mix(name: str, formats: Iterable[str]) -> Mix:
         return Mix(name, (name, "q8_0", "f16"))
     raise ModelError(
         f"--mix {name}: no such mix. pnrt has {', '.join(MIXES)}, and each format by itself: "
-        f"{', '.join(f for f in formats if f not in MIXES)}."
-        + (" e4m3 needs an id: --e4m3-id 42." if name == "e4m3" else "")
+        f"{', '.join(f for f in formats if f not in MIXES)}." + why_not_gguf(name)
     )

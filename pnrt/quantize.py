@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
+from pnrt.container.layout import why_not_gguf
 from pnrt.distance import TensorReport
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
@@ -107,8 +108,8 @@ def _ids(file: GGUFFile) -> dict[str, int]:
 def _rule(pattern: str, name: str, ids: Mapping[str, int]) -> tuple[re.Pattern[str], str]:
     where = f"--tensor-type {pattern}={name}"
     if name not in ids:
-        hint = " e4m3 needs an id: --e4m3-id 42." if name == "e4m3" else ""
-        raise ModelError(f"{where}: no format {name!r} can be written. {', '.join(ids)} can.{hint}")
+        known = f"{', '.join(ids)} can.{why_not_gguf(name)}"
+        raise ModelError(f"{where}: no format {name!r} can be written. {known}")
     try:
         return re.compile(pattern), name
     except re.error as problem:

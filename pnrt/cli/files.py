@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.loading import extra_types
-from pnrt.cli.options import E4M3Id, File, Json, ScaleEncoding
+from pnrt.cli.loading import opening
+from pnrt.cli.options import E4M3Id, File, Json, ScaleEncoding, Ternary
 from pnrt.cli.output import progress, show
 from pnrt.errors import FormatError
 
@@ -24,6 +24,7 @@ def inspect(
     hashes: Annotated[bool, typer.Option("--hash", help="sha256 of every tensor")] = False,
     e4m3_id: E4M3Id = None,
     scale_encoding: ScaleEncoding = None,
+    ternary: Ternary = "cyb_ternary",
     as_json: Json = False,
 ) -> None:
     """Show what is in a file: keys and tensors, one tensor, or one block byte by byte."""
@@ -33,8 +34,7 @@ def inspect(
 
     if block and tensor is None:
         raise FormatError("--block needs --tensor: a block belongs to a tensor. Name it.")
-    options = {"extra_types": extra_types(e4m3_id), "scale_encoding": scale_encoding}
-    with open_any(file, **options) as opened, progress() as tell:
+    with open_any(file, **opening(e4m3_id, scale_encoding, ternary)) as opened, progress() as tell:
         if block:
             view = block_view(opened, tensor, *parse_block(block))
             shown = screen.block_screen
@@ -53,6 +53,7 @@ def check(
     file: File,
     e4m3_id: E4M3Id = None,
     scale_encoding: ScaleEncoding = None,
+    ternary: Ternary = "cyb_ternary",
     codes: Annotated[
         bool, typer.Option("--codes", help="show how often each code occurs, by tensor")
     ] = False,
@@ -76,12 +77,11 @@ def check(
     with progress() as tell:
         found = check_file(
             file,
-            extra_types=extra_types(e4m3_id),
-            scale_encoding=scale_encoding,
             notes=notes,
             health=health,
             about=about,
             progress=lambda done, total: tell("checking", done, total),
+            **opening(e4m3_id, scale_encoding, ternary),
         )
     result = {"file": file, "findings": found, "notes": notes, **about, "tensors": health}
     show(as_json, result, lambda: screen.check_screen(result, codes))
@@ -94,6 +94,7 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B")],
     e4m3_id: E4M3Id = None,
     scale_encoding: ScaleEncoding = None,
+    ternary: Ternary = "cyb_ternary",
     as_json: Json = False,
 ) -> None:
     """Compare two files: keys, tensors, types, weights; exit status 1 if anything differs."""
@@ -101,9 +102,7 @@ def compare(
     from pnrt.screen import files as screen
 
     with progress() as tell:
-        result = compare_files(
-            a, b, tell, extra_types=extra_types(e4m3_id), scale_encoding=scale_encoding
-        )
+        result = compare_files(a, b, tell, **opening(e4m3_id, scale_encoding, ternary))
     show(as_json, result, lambda: screen.compare_screen(result))
     raise typer.Exit(0 if result["equal"] else 1)
 
@@ -116,6 +115,7 @@ def formats(
     svg: Annotated[Path | None, typer.Option(help="also write the screen as an SVG file")] = None,
     e4m3_id: E4M3Id = None,
     scale_encoding: ScaleEncoding = None,
+    ternary: Ternary = "cyb_ternary",
     as_json: Json = False,
 ) -> None:
     """The table of weight formats."""
@@ -125,9 +125,7 @@ def formats(
     rows = format_rows()
     if error:
         with progress() as tell:
-            measured = format_errors(
-                error, tell, extra_types=extra_types(e4m3_id), scale_encoding=scale_encoding
-            )
+            measured = format_errors(error, tell, **opening(e4m3_id, scale_encoding, ternary))
         rows = [{**row, "relative_rms": measured.get(row["name"])} for row in rows]
     if error:
         show(as_json, rows, lambda: screen.errors_chart(rows, error.name), svg)

@@ -119,6 +119,12 @@ def extra_types(e4m3_id: int | None) -> dict[int, str] | None:
     return {e4m3_id: "e4m3"}
 
 
+def opening(e4m3_id: int | None, scale_encoding: str | None, ternary: str) -> dict[str, Any]:
+    """What the options of a command tell `open_any`."""
+    types = extra_types(e4m3_id)
+    return {"extra_types": types, "scale_encoding": scale_encoding, "ternary": ternary}
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Errors of code that sees only a file's metadata get the file's name."""

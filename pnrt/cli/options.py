@@ -45,6 +45,10 @@ ScaleEncoding = Annotated[
     str | None,
     typer.Option(metavar="f32|u32", help="what u32 scales of a .model's ternary tensors are"),
 ]
+Ternary = Annotated[
+    str,
+    typer.Option(metavar="cyb_ternary|bitnet_ternary", help="what a .model's ternary codes mean"),
+]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT")]
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="end where this text appears; repeatable")

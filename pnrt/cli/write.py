@@ -9,9 +9,9 @@ import typer
 
 from pnrt.cli.app import app
 from pnrt.cli.loading import extra_types
-from pnrt.cli.options import E4M3Id, Json, ScaleEncoding, Threads
+from pnrt.cli.options import E4M3Id, Json, ScaleEncoding, Ternary, Threads
 from pnrt.cli.output import progress, show
-from pnrt.errors import FormatError, ModelError
+from pnrt.errors import FileError, FormatError, ModelError
 
 
 @app.command()
@@ -43,6 +43,8 @@ def quantize(
     from pnrt.quantize import plan, quantize_file
     from pnrt.screen import models as screen
 
+    if target.suffix == ".model":
+        raise FileError(f"{target}: quantize writes GGUF files; give the result another suffix.")
     rules = [_rule(text) for text in tensor_type or []]
     types = extra_types(e4m3_id)
     with open_gguf(source, extra_types=types) as file:
@@ -68,26 +70,36 @@ def quantize(
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="a .model file of cyb")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="the GGUF file to write")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF, or a .model file again")],
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="format of the matrices, where it divides K")
-    ] = "f32",
+        str | None,
+        typer.Option(metavar="FORMAT", help="format of the matrices, where it divides K"),
+    ] = None,
     scale_encoding: ScaleEncoding = None,
+    ternary: Ternary = "cyb_ternary",
     as_json: Json = False,
 ) -> None:
-    """Write a `.model` file as GGUF; `pnrt quantize` takes the result further."""
+    """Write a `.model` file as GGUF, or as a `.model` with other encodings.
+
+    `pnrt quantize` takes a GGUF result further. Without --to a GGUF file gets f32.
+    """
     from pnrt.container.convert import convert_model
     from pnrt.container.cyb_model import CybModel
     from pnrt.container.kinds import open_any
+    from pnrt.container.reencode import reencode_model
     from pnrt.screen import files as screen
 
-    with open_any(source, scale_encoding=scale_encoding) as file, progress() as tell:
+    options = {"scale_encoding": scale_encoding, "ternary": ternary}
+    with open_any(source, **options) as file, progress() as tell:
         if not isinstance(file, CybModel):
             raise FormatError(
                 f"{source}: is a GGUF file; convert takes .model files. "
                 "Change its formats with `pnrt quantize`."
             )
-        rows = convert_model(file, target, to, lambda done, total: tell("writing", done, total))
+        again = target.suffix == ".model"
+        write = reencode_model if again else convert_model
+        told = lambda done, total: tell("writing", done, total)  # noqa: E731
+        rows = write(file, target, to if again else to or "f32", told)
     result = {"file": target, "bytes": target.stat().st_size, "tensors": rows}
     show(as_json, result, lambda: screen.converted(result))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pnrt.container.cyb_model import CybModel
 from pnrt.container.gguf import TensorInfo, TensorPlan, write_gguf
-from pnrt.container.layout import FORK_ONLY
+from pnrt.container.layout import FORK_ONLY, why_not_gguf
 from pnrt.errors import FileError, FormatError
 from pnrt.formats import FORMATS, Format
 
@@ -50,7 +50,8 @@ def convert_model(
     if target not in FORMATS or FORMATS[target].type_id is None or not FORMATS[target].weight:
         names = [n for n, f in FORMATS.items() if f.type_id is not None and f.weight]
         raise FormatError(
-            f"target: {target!r} was given; GGUF holds {', '.join(names)}. Choose one of these."
+            f"{path}: --to {target}: GGUF holds {', '.join(names)}. Choose one of these."
+            + why_not_gguf(target)
         )
     if os.path.exists(path) and os.path.samefile(file.path, path):
         raise FileError(f"{path}: is the source itself; choose another name for the result.")

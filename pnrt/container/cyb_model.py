@@ -282,6 +282,7 @@ def write_model(
     tensors: list[TensorPlan],
     encodings: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
+    facts: Mapping[str, object] | None = None,
 ) -> None:
     """Write a `.model` file (version 2), atomically, tensors packed without padding.
 
@@ -289,6 +290,7 @@ def write_model(
         sections: name -> text, in file order; "tensors" is made here.
         tensors: what to write; their type ids are not used.
         encodings: tensor name -> encoding ("u32", "q8", "ternary", ...).
+        facts: further keys of the frontmatter, dots for tables -> text, number, truth or list.
     Raises: FileError; the target is then untouched.
     """
     path = Path(path)
@@ -304,7 +306,7 @@ def write_model(
     bodies = {key: body for key, body in sections.items() if key != "tensors"}
     bodies["tensors"] = "\n".join(index)
     with atomic(path, total) as stream:
-        stream.write(_text(path, name, bodies, total).encode())
+        stream.write(_text(path, name, bodies, total, facts or {}).encode())
         start = stream.tell()
         for plan in tensors:
             for piece in pieces(path, plan):
@@ -313,13 +315,16 @@ def write_model(
                     progress(stream.tell() - start, total)
 
 
-def _text(path: Path, name: str, bodies: Mapping[str, str], total: int) -> str:
+def _text(path: Path, name: str, bodies: Mapping[str, str], total: int, facts: Mapping) -> str:
     """Everything in front of the weights."""
     formats = {"card": "md", "program": "rs", "graph": "hex"}
     out = [
         f'[cyb]\ntypes = ["model"]\nname = {_quoted(path, name)}\n'
         f"format_version = {FORMAT_VERSION}\n"
     ]
+    for key, value in facts.items():
+        dotted = ".".join(_quoted(path, part) for part in key.split("."))
+        out.append(f"{dotted} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
     for key in bodies:
         out.append(f'[[files]]\nname = "{key}"\nformat = "{formats.get(key, "toml")}"\n')
     out.append(f'[[files]]\nname = "weights"\nformat = "tensors"\nsize = {total}\n')

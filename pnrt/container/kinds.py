@@ -14,15 +14,19 @@ def open_any(
     *,
     extra_types: Mapping[int, str] | None = None,
     scale_encoding: str | None = None,
+    ternary: str = "cyb_ternary",
     problems: list[Problem] | None = None,
 ) -> MappedFile:
     """Open a GGUF or `.model` file; the first bytes decide, the suffix only where they do not.
 
-    Args: as of `open_gguf` (extra_types, problems) and `open_model` (scale_encoding, problems).
+    Args:
+        extra_types: as of `open_gguf`.
+        scale_encoding, ternary: as of `open_model`.
+        problems: as of both.
     """
     path = Path(path)
     if path.suffix == ".model" and not _is_gguf(path):
-        return open_model(path, scale_encoding=scale_encoding, problems=problems)
+        return open_model(path, scale_encoding=scale_encoding, ternary=ternary, problems=problems)
     return open_gguf(path, extra_types=extra_types, problems=problems)
 
 

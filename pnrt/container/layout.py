@@ -16,6 +16,30 @@ REWRITE = "The file is damaged or was written by a broken tool: fetch or convert
 FORK_ONLY = ("pn3t", "pn4t")
 # encodings of other containers
 NOT_GGUF = ("cyb_", "bitnet_")
+
+
+def why_not_gguf(name: str) -> str:
+    """A sentence, with a space before it, on a format that GGUF files cannot hold; "" for others.
+
+    Args: name – of a format, or anything.
+    """
+    form = FORMATS.get(name)
+    if form is None or (form.weight and form.type_id is not None):
+        return ""
+    if not form.weight:
+        return f" {name} is a format of activations."
+    if name == "e4m3":
+        return " e4m3 needs an id: --e4m3-id 42."
+    if name == "bitnet_ternary":
+        return " bitnet_ternary is only read, from .model files: --ternary bitnet_ternary."
+    if name.startswith(NOT_GGUF):
+        return (
+            f" {name} is only in .model files: `pnrt convert IN.model OUT.model --to FORMAT` "
+            "writes those."
+        )
+    return f" No GGUF type means {name}; e4m3 weights become it when they are loaded: --repack."
+
+
 # no weight format stores more weights in a byte than this
 MOST_PER_BYTE = 64
 

@@ -3,9 +3,10 @@
 Works from the file alone, no backend needed, in chunks of rows: memory stays small for any file.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pnrt.container.kinds import open_any
 from pnrt.container.layout import TensorInfo
@@ -47,48 +48,43 @@ class FileFinding:
 def check_file(
     path: str | Path,
     *,
-    extra_types: Mapping[int, str] | None = None,
-    scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
     health: list[Health] | None = None,
     about: dict[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **opening: Any,
 ) -> list[FileFinding]:
     """Every finding of a file, container first, then tensor by tensor.
 
     Args:
-        extra_types, scale_encoding: as of `open_any`.
         notes: if given, receives what is odd but not wrong: gaps, trailing bytes, unknown types,
             PN tensors of which nobody says whether they are rotated, and with `health` dead blocks,
             zero, -0 and subnormal scales, saturated and unused codes.
         health: if given, receives the counts of every tensor.
         about: if given, receives what the file says of itself: rotation.
         progress: called with (bytes done, bytes in all).
+        opening: what else `open_any` takes.
     Raises: FileError only if there is no file to read.
     """
-    options = {"extra_types": extra_types, "scale_encoding": scale_encoding}
     return list(
-        iter_findings(path, notes=notes, health=health, about=about, progress=progress, **options)
+        iter_findings(path, notes=notes, health=health, about=about, progress=progress, **opening)
     )
 
 
 def iter_findings(
     path: str | Path,
     *,
-    extra_types: Mapping[int, str] | None = None,
-    scale_encoding: str | None = None,
     notes: list[FileFinding] | None = None,
     health: list[Health] | None = None,
     about: dict[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **opening: Any,
 ) -> Iterator[FileFinding]:
     """`check_file` as a stream, for files with more findings than anyone wants in memory."""
     path = Path(path)
     problems: list[Problem] = []
     try:
-        file = open_any(
-            path, extra_types=extra_types, scale_encoding=scale_encoding, problems=problems
-        )
+        file = open_any(path, problems=problems, **opening)
     except FileError as error:
         # without a problem in it there was no file to read
         if not hasattr(error, "problem"):

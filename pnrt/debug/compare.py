@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,22 +51,19 @@ def compare_files(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
     progress: Progress | None = None,
-    *,
-    extra_types: Mapping[int, str] | None = None,
-    scale_encoding: str | None = None,
+    **opening: Any,
 ) -> dict[str, Any]:
     """Compare two files of any containers.
 
     Args:
         progress: called with (tensor name, tensors done, tensors in all).
-        extra_types, scale_encoding: as of `open_any`, for both files.
+        opening: what else `open_any` takes, for both files.
     Returns:
         a dict ready for JSON: metadata, a list of {"key", "a", "b"} that differ (None: missing),
         tensors, a list of TensorDifference in A's order, notes on a type nobody can decode, and
         equal: whether nothing differs.
     """
-    options = {"extra_types": extra_types, "scale_encoding": scale_encoding}
-    with open_any(a, **options) as left, open_any(b, **options) as right:
+    with open_any(a, **opening) as left, open_any(b, **opening) as right:
         metadata = _metadata(left, right)
         names = list(dict.fromkeys([*left.tensors, *right.tensors]))
         tensors = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,14 @@ def _served() -> dict[str, set[str]]:
 def format_errors(
     path: Path,
     progress: Progress | None = None,
-    *,
-    extra_types: Mapping[int, str] | None = None,
-    scale_encoding: str | None = None,
+    **opening: Any,
 ) -> dict[str, float]:
     """Relative RMS error of each format over the weight matrices of a model.
 
     Args:
         path: a model file; up to ROWS rows of each matrix are decoded and quantized again. Start
             from a file in f16 or better: what its own format lost does not count again.
-        extra_types, scale_encoding: as of `open_any`.
+        opening: what else `open_any` takes.
     Returns:
         format name -> sqrt(sum (y - x)^2 / sum x^2) over the tensors whose rows it can hold.
     Raises:
@@ -90,7 +88,7 @@ def format_errors(
     formats = [f for f in FORMATS.values() if f.weight]
     error = dict.fromkeys((f.name for f in formats), 0.0)
     energy = dict(error)
-    with open_any(path, extra_types=extra_types, scale_encoding=scale_encoding) as file:
+    with open_any(path, **opening) as file:
         names = [
             t.name for t in file.tensors.values() if len(t.shape) == 2 and t.format is not None
         ]

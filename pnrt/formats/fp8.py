@@ -43,7 +43,7 @@ def encode_away(x: np.ndarray) -> np.ndarray:
     """float32 -> code by the e4m3 proposal: halves away from zero, saturating, NaN and -0 to 0."""
     magnitude = np.minimum(np.abs(x), LARGEST)
     steps = magnitude.view(np.int32) + np.int32(1 << 19) >> np.int32(20)
-    small = np.minimum(magnitude, LEAST_NORMAL) * np.float32(512) + np.float32(0.5)
+    small = np.fmin(magnitude, LEAST_NORMAL) * np.float32(512) + np.float32(0.5)
     code = _code(small.astype(np.int32), steps)
     return np.where(np.isnan(x), np.uint8(0), code | (x < 0).astype(np.uint8) << 7)
 
@@ -55,7 +55,7 @@ def encode_even(x: np.ndarray) -> np.ndarray:
     odd = bits >> np.int32(20) & np.int32(1)
     steps = bits + (np.int32((1 << 19) - 1) + odd) >> np.int32(20)
     # the last bit of a float32 beside 2^14 is 2^-9, that of a small code: adding rounds to it
-    small = np.minimum(magnitude, LEAST_NORMAL) + np.float32(2.0**14)
+    small = np.fmin(magnitude, LEAST_NORMAL) + np.float32(2.0**14)
     code = _code(small.view(np.int32) & np.int32(15), steps)
     code = np.where(np.isnan(x), np.uint8(0x7F), code)
     return code | np.signbit(x).astype(np.uint8) << 7

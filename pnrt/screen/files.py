@@ -213,9 +213,11 @@ def _both_blocks(t: Any) -> Renderable:
 
 def converted(result: dict[str, Any]) -> Renderable:
     """What became of every tensor."""
-    out = table("tensor*", "in GGUF*", "from", "to")
+    renamed = any(row["name"] != row["to"] for row in result["tensors"])
+    out = table("tensor*", *["name there*"] * renamed, "from", "to")
     for row in result["tensors"]:
-        out.add_row(safe(row["name"]), safe(row["to"]), row["source"], row["target"])
+        names = (row["name"], row["to"])[: 1 + renamed]
+        out.add_row(*map(safe, names), row["source"], row["target"])
     return group(out, Text(f"{result['file']}: {size(result['bytes'])}"))
 
 
