@@ -16,6 +16,7 @@ from pnrt.cuda import (
     norm,
     rope,
     rotate,
+    together,
 )
 from pnrt.cuda.control import elements
 from pnrt.cuda.fusion import Product
@@ -64,8 +65,21 @@ class Binder:
             return sum(len(p.steps) for p in group), lambda: self._products(group)
         if self.fusing and (fused := fusion.find_chain(steps, at, self._view)):
             return len(fused.steps), lambda: self._chain(fused)
+        if self.fusing and self.T == 1:
+            states = self.session.program.states
+            count = fusion.find_together(steps, at, states, self._view)
+            if count > 1:
+                return count, lambda: self._together(steps[at : at + count])
         # what the host decodes takes no launch
         return 1, (lambda: None) if step.op == "embed" else lambda: getattr(self, step.op)(step)
+
+    def _together(self, steps: tuple[Step, ...]) -> None:
+        mark = len(self.calls)
+        for step in steps:
+            getattr(self, step.op)(step)
+        calls = self.calls[mark:]
+        del self.calls[mark:], self.names[mark:]
+        self.emit(steps[0], together.together(calls))
 
     def emit(self, step: Step, *calls: Call) -> None:
         self.calls += calls

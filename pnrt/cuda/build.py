@@ -21,7 +21,7 @@ P100 = (6, 0)
 # modules whose kernels() list every kernel they can make
 MODULES = (
     "activations", "argmax", "attention", "chain", "delta", "elementwise", "embed", "matmul",
-    "norm", "rope", "rotate",
+    "norm", "rope", "rotate", "together",
 )  # fmt: skip
 
 # arithmetic on f32 as it must not stand in PTX: without .rn, or made by the compiler

@@ -1,14 +1,14 @@
 """Which neighbouring steps become one launch: a peephole over a program's steps.
 
-Two kinds. A chain ends in what products read: norm, gate, order of heads, rotation, activations. A
-group is one token's products of one input, with what is added to each. Slots between the steps of a
-launch are not written, so nothing else may read them; an observer gets the steps one by one
-instead (tap.py).
+A chain ends in what products read: norm, gate, order of heads, rotation, activations. A group is
+one token's products of one input, with what is added to each. Slots between their steps are not
+written, so nothing else may read them; an observer gets the steps one by one instead (tap.py).
+Small steps of one token that do not wait for each other go out together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from pnrt.cuda import chain, parts
@@ -19,6 +19,11 @@ from pnrt.program import Step
 # steps of a chain in their order, any of them left out
 STAGES = (("rms_norm",), ("swiglu", "sigmoid_gate"), ("regroup",), ("hadamard",))
 
+# steps of one small kernel without shared memory
+SMALL = {
+    "add", "add_bias", "conv_silu", "decay", "l2_norm", "regroup", "rms_norm", "rope", "sigmoid",
+    "sigmoid_gate", "store_kv", "swiglu",
+}  # fmt: skip
 # (step of a product) -> its view, columns
 View = Callable[[Step], tuple[str, int]]
 
@@ -185,3 +190,18 @@ def _addition(steps: Sequence[Step], at: int, rows: Callable[[Step], int]) -> St
     if step.op == "add" and step.inputs.count(product.output) == 1:
         return step if readers(steps, at) == [step] else None
     return None
+
+
+def find_together(steps: Sequence[Step], at: int, states: Collection[str], view: View) -> int:
+    """How many small steps from `at` on do not wait for each other; at least 1."""
+    read: set[str] = set()
+    written: set[str] = set()
+    for count, step in enumerate(steps[at:]):
+        # a state among the inputs is also written
+        changed = {step.output, *(name for name in step.inputs if name in states)}
+        alone = step.op not in SMALL or (count and find_chain(steps, at + count, view))
+        if alone or written.intersection(step.inputs) or changed & (read | written):
+            return max(1, count)
+        read |= set(step.inputs)
+        written |= changed
+    return len(steps) - at

@@ -40,5 +40,5 @@ def test_bench_on_the_stand_in(monkeypatch):
     monkeypatch.setattr(launch, "open_device", lambda: StandIn(1 << 26))
     result = json.loads(call("bench", "--json", backend="auto").stdout)
     assert (result["backend"], result["device"], result["launches"]) == ("cuda", "stand-in", 1)
-    assert result["graph_nodes"] == 35
+    assert result["graph_nodes"] == 33
     assert [run["name"] for run in result["runs"]] == ["pp1", "tg1"]

@@ -1,15 +1,25 @@
 """Launches that stand for several steps: the bits of the steps one by one, and where not to."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from pnrt import reference
-from pnrt.cuda import chain, fusion, matmul, parts
+from pnrt.cuda import backend, chain, elementwise, fusion, matmul, memory, parts, rotate, together
 from pnrt.cuda.activations import VIEWS
+from pnrt.cuda.binder import BODY, HEAD, Binder
 from pnrt.cuda.chain import Chain, Gate, Norm, Regroup
-from pnrt.cuda.pack import pack
+from pnrt.cuda.control import elements
+from pnrt.cuda.kernel import Call, KernelError, kernel
+from pnrt.cuda.lanes import at, block, blocks, lane, store_u32, u64
+from pnrt.cuda.pack import layout, pack
 from pnrt.cuda.standin import StandIn
 from pnrt.formats import FORMATS
+from pnrt.generate import build_program
+from pnrt.models.config import read_config
+from pnrt.models.presets import blueprint
+from pnrt.models.rotation import read_rotation
 from pnrt.program import Step
 from pnrt.testing import assert_bits_equal
 
@@ -196,3 +206,78 @@ def test_products_of_one_launch():
     assert groups(Q, step("add", "x", "x", "q", n=32)) == ["q"]
     many = [step("matmul", f"q{i}", "h.rot") for i in range(6)]
     assert groups(*many) == ["q0", "q1", "q2", "q3"]
+
+
+def test_small_steps_that_do_not_wait_for_each_other():
+    conv = step("conv_silu", "conv", "qkv", "window")
+    decay, gate = step("decay", "decay", "alpha"), step("sigmoid", "beta", "beta")
+    norms = [step("l2_norm", output, "conv") for output in ("dq", "dk")]
+    states = {"window"}
+    assert fusion.find_together([conv, decay, gate, *norms], 0, states, view) == 3
+    assert fusion.find_together([*norms, step("delta", "d", "dq", "dk")], 0, states, view) == 2
+    # the same state, a slot that is read before it is written, one written twice
+    for other in (conv, step("decay", "qkv", "alpha"), step("decay", "conv", "alpha")):
+        assert fusion.find_together([conv, other], 0, states, view) == 1
+    # what begins a chain is left to it
+    assert fusion.find_together([decay, NORM, PLAIN], 0, states, view) == 1
+
+
+def test_small_kernels_in_one_launch():
+    device, calls, expected = StandIn(1 << 20), [], []
+    control = device.upload(np.array([1, 0], np.uint32))
+    for n in (130, 300, 5):
+        x, y = floats(1, n), floats(1, n, spread=1)
+        out = device.allocate(4 * n)
+        args = (device.upload(x), n, device.upload(y), n, out, n, n, control)
+        calls.append(Call(elementwise.add_kernel, elements(n, 1, elementwise.add_kernel), args))
+        expected.append((out, x + y))
+    joined = together.together(calls)
+    assert joined.kernel.name == "add_and_add_and_add"
+    assert joined.grid == (6, 1)
+    device.run([joined])
+    for out, want in expected:
+        assert_bits_equal("add", want[0], device.read(out, want.shape[1]))
+    with pytest.raises(KernelError, match="no shared memory"):
+        together.together([calls[0], Call(rotate.hadamard_kernel, (1, 1), ())])
+
+
+def test_kernels_count_their_own_blocks():
+    @kernel(name="numbered", threads=32)
+    def numbered(out: u64):
+        if lane() == 0:
+            store_u32(at(out, block(), 4), blocks() * 10 + block())
+
+    device = StandIn(1 << 16)
+    outs = [device.allocate(4 * count) for count in (2, 1, 3)]
+    calls = [Call(numbered, (n, 1), (out,)) for n, out in zip((2, 1, 3), outs, strict=True)]
+    device.run([together.together(calls)])
+    found = [device.read(o, n, np.uint32).tolist() for o, n in zip(outs, (2, 1, 3), strict=True)]
+    assert found == [[20, 21], [10], [30, 31, 32]]
+
+
+class Addresses(dict):
+    """An address for every region, whatever its name."""
+
+    def __missing__(self, name):
+        return (len(name) + 1) << 20
+
+
+@pytest.mark.parametrize(("fusing", "count"), [(False, 1940), (True, 835)])
+def test_launches_of_the_27b_models_token(fusing, count):
+    paper = blueprint("qwen3.8-27b-pn3")
+    program = build_program(read_config(paper), set(paper.tensors), read_rotation(paper, None))
+    weights = {
+        name: backend.Weight(layout(t.format.name, *t.shape), 1 << 30)
+        if name in program.matrices()
+        else np.zeros(0)
+        for name, t in paper.tensors.items()
+    }
+    session = SimpleNamespace(
+        at=Addresses(), program=program, weights=weights, activations="q8_0", kv="f16",
+        size=memory.sizes(program, 4096, 1, "f16", "q8_0"), flag=lambda name: 0,
+        backend=SimpleNamespace(device=StandIn(0)),
+    )  # fmt: skip
+    binder = Binder(session, fusing)
+    binder.bind(program.body, BODY, 1)
+    binder.bind(program.head, HEAD, 1)
+    assert len(binder.calls) == len(binder.names) == count
