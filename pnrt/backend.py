@@ -142,7 +142,9 @@ def open(name: str, threads: int | None = None) -> Backend:
         from pnrt.judge import ReferenceBackend
 
         return ReferenceBackend()
-    raise DeviceError(f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}, auto")
+    raise DeviceError(
+        f"backend {name!r}: unknown. pnrt has: {', '.join(BACKENDS)}, auto. Choose one."
+    )
 
 
 def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
@@ -151,7 +153,7 @@ def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
     Raises: DeviceError that lists them.
     """
     if value not in allowed:
-        raise DeviceError(f"{what} {value!r}: unknown. Allowed: {', '.join(allowed)}")
+        raise DeviceError(f"{what} {value!r}: unknown. Allowed: {', '.join(allowed)}. Choose one.")
     return value
 
 
@@ -198,13 +200,13 @@ def check_run(position: int, T: int, limit: int, spoiled: str = "") -> None:
     """
     if spoiled:
         raise ModelError(
-            f"the recurrent states are those of a failed run ({spoiled}): "
-            "reset() or restore() a snapshot first"
+            f"the recurrent states are those of a failed run ({spoiled}); those of a whole one are "
+            "needed. reset() or restore() a snapshot first."
         )
     if position + T > limit:
         raise ModelError(
             f"the context is full: {position} + {T} tokens, it holds {limit}. "
-            "Use a shorter prompt or a larger context"
+            "Use a shorter prompt or a larger context."
         )
 
 
@@ -212,7 +214,8 @@ def not_coded(step: str, position: int) -> ModelError:
     """The sentence for a step whose input a product could not code."""
     return ModelError(
         f"{step}: an input is NaN, infinite or too large for 8-bit activations, at "
-        f"position {position} or after it. `pnrt check` tests the file's weights"
+        f"position {position} or after it; finite numbers are needed. `pnrt check` tests the "
+        "file's weights, --nan-stop finds the step."
     )
 
 

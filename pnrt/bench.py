@@ -52,7 +52,10 @@ def bench(
     """
     limit = context(model)
     if min(prompt, generate) < 0 or repeats < 1 or prompt + generate == 0:
-        raise ModelError("bench needs -p or -n above zero and at least one repeat.")
+        raise ModelError(
+            f"bench: {prompt} prompt tokens, {generate} generated, {repeats} repeats; needed are "
+            "-p or -n above zero and -r of at least 1. Raise one of them."
+        )
     longest = max(prompt, generate)
     if depth + longest > limit:
         raise ModelError(f"{depth + longest} tokens do not fit the context of {limit}; use fewer.")

@@ -155,16 +155,19 @@ class Model:
         bad = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
         if bad.size:
             raise ModelError(
-                f"token {bad[0]} is {ids[bad[0]]}: ids are 0 to {self.config.vocab_size - 1}"
+                f"token {bad[0]} is {ids[bad[0]]}: ids are 0 to {self.config.vocab_size - 1}. "
+                "Check the ids, or the model they came from."
             )
         if not ids.size:
-            raise ModelError("no tokens: a model needs at least one to go on from")
+            raise ModelError("no tokens: a model needs at least one to go on from. Give it a text.")
         if chunk < 1:
-            raise ModelError(f"chunk: found {chunk}; at least 1 is needed")
+            raise ModelError(
+                f"chunk: found {chunk}; at least 1 is needed. Any size gives the same bits."
+            )
         if self.position + ids.size > self.context:
             raise ModelError(
                 f"the context is full: {self.position} + {ids.size} tokens, it holds "
-                f"{self.context}. Use a shorter prompt or load with a larger context"
+                f"{self.context}. Use a shorter prompt or load with a larger context."
             )
         step = min(chunk, self.session.chunk)
         return [ids[start : start + step] for start in range(0, ids.size, step)]
@@ -266,7 +269,10 @@ def _context(config: Config, asked: int | None) -> int:
     if asked is None:
         return min(config.context_length, DEFAULT_CONTEXT)
     if not 1 <= asked <= config.context_length:
-        raise ModelError(f"context {asked}: this model holds 1 to {config.context_length} tokens")
+        raise ModelError(
+            f"context {asked}: this model holds 1 to {config.context_length} tokens. "
+            "Ask for no more than that."
+        )
     return asked
 
 

@@ -307,14 +307,14 @@ def _start(threads: int):
     if _started["pid"] != os.getpid():
         raise DeviceError(
             "this process was forked after pnrt had started its compute threads; they do not "
-            "survive a fork: use multiprocessing's spawn method, or load the model in the child"
+            "survive a fork. Use multiprocessing's spawn method, or load the model in the child."
         )
     # OpenMP makes threads when a region asks for them; the other layers made theirs at the start
     later = 64 if numba.threading_layer() == "omp" else 0
     if threads > max(numba.config.NUMBA_NUM_THREADS, later):
         raise DeviceError(
-            f"{threads} threads asked for, but numba was started with "
-            f"{numba.config.NUMBA_NUM_THREADS}: set NUMBA_NUM_THREADS={threads} in the environment"
+            f"threads: {threads} asked for; numba was started with "
+            f"{numba.config.NUMBA_NUM_THREADS}. Set NUMBA_NUM_THREADS={threads} in the environment."
         )
     return _started["region"]
 

@@ -120,7 +120,7 @@ def plan(
     config = read_config(file)
     context = _context(config, context)
     if bandwidth is not None and not (bandwidth > 0 and math.isfinite(bandwidth)):
-        raise ModelError(f"--bandwidth {bandwidth}: needed GB/s above zero, such as 732.")
+        raise ModelError(f"--bandwidth {bandwidth}: needed GB/s above zero. A P100 has 732.")
     tensors = check_weights(file, config)
     used = {info.name: info for info in tensors.values()}
     notes = [str(note) for note in getattr(file, "notes", ()) if isinstance(note, str)]
@@ -151,7 +151,8 @@ def _context(config: Config, asked: int | None) -> int:
         return min(config.context_length, 8192)
     if not 1 <= asked <= config.context_length:
         raise ModelError(
-            f"--context {asked}: this model has 1 to {config.context_length} tokens of context."
+            f"--context {asked}: this model has 1 to {config.context_length} tokens of context. "
+            "Ask for no more than that."
         )
     return asked
 

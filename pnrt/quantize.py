@@ -113,7 +113,9 @@ def _rule(pattern: str, name: str, ids: Mapping[str, int]) -> tuple[re.Pattern[s
     try:
         return re.compile(pattern), name
     except re.error as problem:
-        raise ModelError(f"{where}: not a regular expression ({problem}).") from None
+        raise ModelError(
+            f"{where}: not a regular expression ({problem}). Correct the pattern."
+        ) from None
 
 
 def _decide(
@@ -209,6 +211,9 @@ def quantize_file(
             write_gguf(part, metadata, plans, alignment=file.alignment)
         _verify(part, plans, job.hashes)
         os.replace(part, target)
+    except FileError as error:
+        # the file is known by the name it was to get
+        raise FileError(str(error).replace(str(part), str(target))) from None
     finally:
         part.unlink(missing_ok=True)
     return list(job.reports.values())
@@ -337,11 +342,17 @@ def _verify(path: Path, plans: list[TensorPlan], hashes: dict[str, bytes]) -> No
     """Open what was written and compare names, types, shapes and bytes with what was sent."""
     with open_gguf(path) as file:
         if list(file.tensors) != [p.name for p in plans]:
-            raise FileError(f"{path}: the tensors read back are not those written.")
+            raise FileError(
+                f"{path}: the tensors read back are not those written. "
+                "The disk is at fault, or report this."
+            )
         for p in plans:
             info = file.tensors[p.name]
             if (info.type_id, tuple(info.shape)) != (p.type_id, tuple(p.shape)):
-                raise FileError(f"{path}: {p.name} reads back with another type or shape.")
+                raise FileError(
+                    f"{path}: {p.name} reads back with another type or shape than "
+                    "was written. The disk is at fault, or report this."
+                )
             data = file.data(p.name)
             digest = hashlib.blake2b(digest_size=16)
             for start in range(0, p.nbytes, CHUNK):

@@ -94,9 +94,9 @@ def windows(tokens: Sequence[int], ctx: int, chunks: int | None, bos: int | None
         ModelError: no full window, or a nonsensical size.
     """
     if ctx < 4:
-        raise ModelError(f"--ctx {ctx}: a window needs at least 4 tokens.")
+        raise ModelError(f"--ctx {ctx}: a window needs at least 4 tokens. Use more; 512 is usual.")
     if chunks is not None and chunks < 1:
-        raise ModelError(f"--chunks {chunks}: at least 1.")
+        raise ModelError(f"--chunks {chunks}: at least 1 is needed. Leave it out for all.")
     count = len(tokens) // ctx
     if count == 0:
         raise ModelError(

@@ -42,7 +42,10 @@ class Answer:
             raise ModelError("stop: an empty text ends every answer; give one that can be met.")
         room = context(model) - model.position
         if not tokens:
-            raise ModelError("the prompt is empty: a model needs at least one token to go on from.")
+            raise ModelError(
+                "the prompt is empty: a model needs at least one token to go on from. "
+                "Give it a text."
+            )
         if len(tokens) > room:
             raise ModelError(
                 f"the prompt has {len(tokens)} tokens, {room} of the {context(model)} are left; "

@@ -29,7 +29,10 @@ def demo(
     with progress() as tell:
         try:
             if offline and demos.cached_model() is None:
-                raise DeviceError("the real model is not in the cache and --offline was given.")
+                raise DeviceError(
+                    "demo: the real model is not in the cache; --offline allows no download. "
+                    "Leave --offline out once."
+                )
             pair = demos.real_pair(tell)
         except DeviceError as error:
             tell(f"{error}\nA tiny random model, made here and now, stands in for it.", -1, 0)

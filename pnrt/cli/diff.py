@@ -171,5 +171,8 @@ def _chunk(word: str, T: int) -> int:
 
 def _count(option: str, word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
-        raise ModelError(f"{option} {word}: numbers of at least 1 with commas between are needed.")
+        raise ModelError(
+            f"{option} {word}: numbers of at least 1 with commas between are needed. "
+            f"Write it as {option} 1,2."
+        )
     return int(word)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pnrt.generate import Model
 
 
+_EITHER = "the prompt: needed is -p TEXT or --tokens IDS, and only one of them. Give one."
+
+
 @contextlib.contextmanager
 def load(
     path: Path, text: bool = True, e4m3_id: int | None = None, **options: Any
@@ -47,7 +50,7 @@ def prompted(
     Raises: ModelError for none or both of them, and for ids that do not fit.
     """
     if (prompt is None) == (tokens is None):
-        raise ModelError("this needs -p TEXT or --tokens IDS, and only one of them.")
+        raise ModelError(_EITHER)
     ids = None if tokens is None else _ids(tokens)
     with load(path, ids is None, **options) as model:
         if ids is None:
@@ -68,12 +71,13 @@ def prompt_ids(
     Raises: ModelError for none or both of them, or a text without a model.
     """
     if (prompt is None) == (tokens is None):
-        raise ModelError("this needs -p TEXT or --tokens IDS, and only one of them.")
+        raise ModelError(_EITHER)
     if tokens is not None:
         return _ids(tokens)
     if path is None:
         raise ModelError(
-            "-p needs a model whose tokenizer reads the text; name the model first, or use --tokens"
+            "-p: no model is named whose tokenizer could read the text; one is needed. "
+            "Name the model first, or use --tokens."
         )
     from pnrt.container.gguf import open_gguf
     from pnrt.text.tokenizer import Tokenizer
@@ -90,7 +94,7 @@ def _ids(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ModelError(
-            f"--tokens {text}: whole numbers with commas between are needed."
+            f"--tokens {text!r}: whole numbers with commas between are needed. Write 1,2,3."
         ) from None
 
 
@@ -98,10 +102,15 @@ def _fits(model: Model, ids: list[int]) -> None:
     from pnrt.stream import context
 
     if not 0 < len(ids) <= context(model):
-        raise ModelError(f"{len(ids)} tokens; 1 to {context(model)} fit the context.")
+        raise ModelError(
+            f"{len(ids)} tokens; 1 to {context(model)} fit the context. Use a shorter prompt."
+        )
     bad = [i for i in ids if not 0 <= i < model.config.vocab_size]
     if bad:
-        raise ModelError(f"token {bad[0]}: ids are 0 to {model.config.vocab_size - 1}.")
+        raise ModelError(
+            f"token {bad[0]}: not in the vocabulary; ids are 0 to {model.config.vocab_size - 1}. "
+            "Check the ids, or the model they came from."
+        )
 
 
 def extra_types(e4m3_id: int | None) -> dict[int, str] | None:

@@ -58,7 +58,9 @@ class CpuBackend:
 
     def __init__(self, threads: int | None = None):
         if threads is not None and threads < 1:
-            raise DeviceError(f"threads: found {threads}; at least 1 is needed")
+            raise DeviceError(
+                f"threads: found {threads}; at least 1 is needed. Give more, or None."
+            )
         self.threads = threads or default_threads()[0]
 
     def table(self) -> list[tuple[str, str, str]]:

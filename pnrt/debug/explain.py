@@ -87,7 +87,9 @@ def explain(
         FileError, FormatError, ModelError: numbers, names or shapes that do not fit.
     """
     if (tensor is None) == (step is None):
-        raise ModelError("explain needs --tensor NAME or --step NAME, and only one of them.")
+        raise ModelError(
+            "explain: needed is --tensor NAME or --step NAME, and only one of them. Give one."
+        )
     with open_any(path, extra_types=extra_types) as file:
         rotated = _rotation(file, rotation)
         if is_trace(Path(numbers)):

@@ -93,7 +93,9 @@ def format_errors(
             t.name for t in file.tensors.values() if len(t.shape) == 2 and t.format is not None
         ]
         if not names:
-            raise ModelError(f"{path}: no weight matrix to measure formats on.")
+            raise ModelError(
+                f"{path}: no weight matrix; one is needed to measure formats on. Use a whole model."
+            )
         for done, name in enumerate(names):
             x = _sample(file, name)
             for f in formats:
