@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt import jit
-from pnrt.formats.pn_search import float32_at, float64_at, int64_at
+from pnrt.simd import f32_at, f64_at, i64_at
 
 
 @jit.inline
@@ -29,13 +29,13 @@ def rotate_kernel(a, thread, threads):
     Arguments: x, out, signs [K] float64 (or address 0), blocks in all, blocks in a row, block,
     scratch [threads, block] float64, factor [1] float64.
     """
-    args = int64_at(a)
+    args = i64_at(a)
     blocks, per_row, block = args[3], args[4], args[5]
-    y, factor = float64_at(args[6] + 8 * block * thread), float64_at(args[7])[0]
+    y, factor = f64_at(args[6] + 8 * block * thread), f64_at(args[7])[0]
     for b in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-        x, out = float32_at(args[0] + 4 * block * b), float32_at(args[1] + 4 * block * b)
+        x, out = f32_at(args[0] + 4 * block * b), f32_at(args[1] + 4 * block * b)
         if args[2] != 0:
-            signs = float64_at(args[2] + 8 * block * (b % per_row))
+            signs = f64_at(args[2] + 8 * block * (b % per_row))
             for i in range(block):
                 y[i] = np.float64(x[i]) * signs[i]
         else:
