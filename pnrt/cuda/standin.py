@@ -127,6 +127,11 @@ def _meaning(name: str) -> Callable:
     return WORDS[name]
 
 
+@functools.cache
+def _compiled(node: ast.expr):
+    return compile(ast.fix_missing_locations(ast.Expression(node)), "<kernel>", "eval")
+
+
 class _Run:
     """One launch: the words' meanings, the mask, shared memory."""
 
@@ -153,6 +158,7 @@ class _Run:
             name: functools.partial(_meaning(word.name), self) if isinstance(word, Op) else word
             for name, word in lowered.words.items()
         }
+        self.words["__builtins__"] = {}
         with np.errstate(all="ignore"):
             try:
                 self.block(lowered.body)
@@ -160,21 +166,13 @@ class _Run:
                 raise KernelError(f"{self.kernel.name}: {error} in: {self.line}") from None
 
     def eval(self, node: ast.expr):
-        if isinstance(node, ast.Call):
-            word = self.words[node.func.id]
-            args = [self.eval(arg) for arg in node.args]
-            try:
-                return word(*args)
-            except KernelError:
-                self.line = self.line or ast.unparse(node)
-                raise
-        if isinstance(node, ast.Name):
-            if node.id in self.vars:
-                return self.vars[node.id]
-            if node.id not in self.words:
-                raise KernelError(f"no value: {node.id}")
-            return self.words[node.id]
-        return node.value if isinstance(node, ast.Constant) else tuple(map(self.eval, node.elts))
+        try:
+            return eval(_compiled(node), self.words, self.vars)
+        except NameError as error:
+            raise KernelError(f"no value: {error.name}") from None
+        except KernelError:
+            self.line = self.line or ast.unparse(node)
+            raise
 
     def block(self, nodes: list[ast.stmt]) -> None:
         for node in nodes:
@@ -231,7 +229,7 @@ class _Run:
     # what words need
 
     def vector(self, value) -> np.ndarray:
-        return np.broadcast_to(value, (self.count,))
+        return value if np.shape(value) == (self.count,) else np.broadcast_to(value, self.count)
 
     def together(self, what: str, groups: np.ndarray) -> None:
         """Refuse a collective that only part of a group reaches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ from pnrt.cuda.kernel import KernelError
 from pnrt.cuda.shared import SharedMemory, number
 from pnrt.reference import fma
 
-_INTEGERS = ("int32", "uint32")
+F32, I32, U32, U64, BOOL = map(np.dtype, (np.float32, np.int32, np.uint32, np.uint64, np.bool_))
 
 WORDS: dict[str, Callable] = {}
 
@@ -22,27 +23,27 @@ def _define(function):
 
 def _same(*values):
     """Operands of one type: plain numbers take the type of the others."""
-    typed = {v.dtype for v in values if isinstance(v, np.generic | np.ndarray)}
-    if len(typed) > 1:
-        raise KernelError(f"two types in one operator: {', '.join(sorted(map(str, typed)))}")
-    if not typed:
-        return [number(v) for v in values]
-    kind = typed.pop()
-    out = []
-    for v in values:
-        if not isinstance(v, np.generic | np.ndarray):
-            v = np.array(v).astype(kind)[()]
-        out.append(v)
-    return out
+    kinds = {v.dtype for v in values if not isinstance(v, int)}
+    if len(kinds) > 1:
+        raise KernelError(f"two types in one operator: {', '.join(sorted(map(str, kinds)))}")
+    kind = kinds.pop() if kinds else I32
+    return [_plain(v, kind) if isinstance(v, int) else v for v in values]
+
+
+@functools.lru_cache(4096)
+def _plain(value: int, kind: np.dtype):
+    return np.array(value).astype(kind)[()]
 
 
 def _operator(name, function, kinds):
     def word(run, a, b):
-        if name in ("add", "sub") and getattr(a, "dtype", None) == np.uint64:
-            b = np.uint64(b) if isinstance(b, int) and b >= 0 else b
-            if getattr(b, "dtype", None) == np.uint32:
-                b = b.astype(np.uint64)
-        a, b = _same(a, b)
+        if isinstance(a, int) or isinstance(b, int) or a.dtype != b.dtype:
+            if name in ("add", "sub") and not isinstance(a, int) and a.dtype == U64:
+                if isinstance(b, int) and b >= 0:
+                    b = np.uint64(b)
+                elif not isinstance(b, int) and b.dtype == U32:
+                    b = b.astype(U64)
+            a, b = _same(a, b)
         if a.dtype.kind not in kinds:
             raise KernelError(f"{name} on {a.dtype}")
         return function(a, b)
@@ -68,14 +69,10 @@ for _name, _function, _kinds in (
     _operator(_name, _function, _kinds)
 
 
-# numpy makes a dtype's name anew each time it is asked for
-_NAMES = {np.dtype(name): name for name in ("bool", "int32", "uint32", "uint64", "float32")}
-
-
-def _only(x, *names):
+def _only(x, *kinds):
     x = number(x)
-    if _NAMES.get(x.dtype) not in names:
-        raise KernelError(f"{x.dtype} where {' or '.join(names)} is needed")
+    if x.dtype not in kinds:
+        raise KernelError(f"{x.dtype} where {' or '.join(map(str, kinds))} is needed")
     return x
 
 
@@ -88,10 +85,10 @@ def _conversion(name, kind, sources):
     WORDS[name] = word
 
 
-_conversion("u32", np.uint32, ("uint32", "int32", "uint64", "bool"))
-_conversion("i32", np.int32, ("uint32", "int32", "uint64", "bool"))
-_conversion("u64", np.uint64, ("uint32", "uint64"))
-_conversion("f32", np.float32, ("int32", "uint32", "float32"))
+_conversion("u32", np.uint32, (U32, I32, U64, BOOL))
+_conversion("i32", np.int32, (U32, I32, U64, BOOL))
+_conversion("u64", np.uint64, (U32, U64))
+_conversion("f32", np.float32, (I32, U32, F32))
 
 
 @_define
@@ -111,79 +108,82 @@ def _w_like(run, x, other):
 
 @_define
 def _w_neg(run, x):
-    return -_only(x, "int32", "float32")
+    return -_only(x, I32, F32)
 
 
 @_define
 def _w_not_(run, x):
-    return ~_only(x, "bool")
+    return ~_only(x, BOOL)
 
 
 @_define
 def _w_invert(run, x):
-    return ~_only(x, *_INTEGERS)
+    return ~_only(x, I32, U32)
 
 
 @_define
 def _w_fma(run, a, b, c):
     a, b, c = _same(a, b, c)
-    return np.asarray(fma(_only(a, "float32"), b, c))
+    return np.asarray(fma(_only(a, F32), b, c))
 
 
 @_define
 def _w_sqrt(run, x):
-    return np.sqrt(_only(x, "float32"))
+    return np.sqrt(_only(x, F32))
 
 
 @_define
 def _w_absolute(run, x):
-    return np.abs(_only(x, "float32"))
+    return np.abs(_only(x, F32))
 
 
 @_define
 def _w_truncate(run, x):
-    return np.trunc(_only(x, "float32")).astype(np.int32)
+    return np.trunc(_only(x, F32)).astype(np.int32)
 
 
 @_define
 def _w_select(run, condition, a, b):
     a, b = _same(a, b)
-    return np.where(_only(condition, "bool"), a, b)
+    return np.where(_only(condition, BOOL), a, b)
 
 
 @_define
 def _w_bits_to_float(run, x):
-    return _only(x, *_INTEGERS).view(np.float32)
+    return _only(x, I32, U32).view(np.float32)
 
 
 @_define
 def _w_float_to_bits(run, x):
-    return _only(x, "float32").view(np.int32)
+    return _only(x, F32).view(np.int32)
 
 
 @_define
 def _w_half_to_float(run, x):
-    return np.asarray(_only(x, "uint32")).astype(np.uint16).view(np.float16).astype(np.float32)
+    return np.asarray(_only(x, U32)).astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 @_define
 def _w_float_to_half(run, x):
-    return np.asarray(_only(x, "float32")).astype(np.float16).view(np.uint16).astype(np.uint32)
+    return np.asarray(_only(x, F32)).astype(np.float16).view(np.uint16).astype(np.uint32)
 
 
-def _halves(x):
-    x = np.asarray(_only(x, "uint32"))
-    return [(x >> np.uint32(s)).astype(np.uint16).view(np.int16).astype(np.int32) for s in (0, 16)]
+def _products(a, b):
+    """Of two u32: the products of their signed halves, added."""
+    a, b = (np.asarray(_only(x, U32)).view(I32) for x in (a, b))
+    return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16)
 
 
 @_define
 def _w_dot_pairs(run, acc, a, b):
-    (a0, a1), (b0, b1) = _halves(a), _halves(b)
-    return _only(acc, "int32") + a0 * b0 + a1 * b1
+    return _only(acc, I32) + _products(a, b)
 
 
 @_define
 def _w_dot8(run, acc, *ab):
+    # all at once where that is simple: sums of integers have no order
+    if len({np.shape(x) for x in ab}) == 1:
+        return _only(acc, I32) + _products(np.stack(ab[:8]), np.stack(ab[8:])).sum(0, I32)
     for a, b in zip(ab[:8], ab[8:], strict=True):
         acc = _w_dot_pairs(run, acc, a, b)
     return acc
@@ -197,7 +197,7 @@ def _w_fma4(run, acc, *ab):
 
 
 def _bytes(x, first):
-    x = np.asarray(_only(x, "uint32"))
+    x = np.asarray(_only(x, U32))
     low, high = ((x >> np.uint32(s)).astype(np.int8).astype(np.uint16) for s in (first, first + 8))
     return low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16))
 
@@ -276,8 +276,8 @@ def _store(memory, source):
 
 
 for _kind, _memory, _source in (
-    ("f32", np.float32, "float32"), ("i32", np.int32, "int32"), ("u32", np.uint32, "uint32"),
-    ("u16", np.uint16, "uint32"), ("u8", np.uint8, "uint32"), ("u32x4", np.uint32, "uint32"),
+    ("f32", np.float32, F32), ("i32", np.int32, I32), ("u32", np.uint32, U32),
+    ("u16", np.uint16, U32), ("u8", np.uint8, U32), ("u32x4", np.uint32, U32),
 ):  # fmt: skip
     WORDS[f"store_{_kind}"] = _store(_memory, _source)
 
@@ -313,9 +313,9 @@ WORDS["shared_load_f32"] = _shared_load(np.float32)
 WORDS["shared_load_u32"] = _shared_load(np.uint32)
 WORDS["shared_load_u32x2"] = _shared_load(np.uint32, 2)
 WORDS["shared_load_u32x4"] = _shared_load(np.uint32, 4)
-WORDS["shared_store_f32"] = _shared_store("float32")
-WORDS["shared_store_u32"] = _shared_store("uint32")
-WORDS["shared_store_u32x4"] = _shared_store("uint32")
+WORDS["shared_store_f32"] = _shared_store(F32)
+WORDS["shared_store_u32"] = _shared_store(U32)
+WORDS["shared_store_u32x4"] = _shared_store(U32)
 
 
 @_define
@@ -354,7 +354,7 @@ def _vote(run, what, value):
     run.together(what, run.warp_of)
     if run.shared:
         run.shared.sync(run, False)
-    return run.vector(_only(value, "bool")).reshape(-1, 32)
+    return run.vector(_only(value, BOOL)).reshape(-1, 32)
 
 
 @_define
