@@ -266,6 +266,9 @@ class ReferenceSession:
         x = slots[step.output]
         return reference.add(x, np.broadcast_to(self.weights[step.weights[0]], x.shape))
 
+    def _scale(self, step, slots, start):
+        return reference.multiply(slots[step.output], self.weights[step.weights[0]])
+
     def _rope(self, step, slots, start):
         x, n = slots[step.output], step.numbers
         cos, sin = (table[start : start + len(x)] for table in self.rope_tables)
@@ -308,6 +311,7 @@ class ReferenceSession:
         "regroup": _regroup,
         "rms_norm": _rms_norm,
         "rope": _rope,
+        "scale": _scale,
         "sigmoid": _sigmoid,
         "sigmoid_gate": _sigmoid_gate,
         "store_kv": _store_kv,

@@ -98,6 +98,11 @@ class Binder:
         x, bias = self.session.slots[step.output], self.session.vector(step.weights[0])
         self.simple(step, control, elementwise.bias_kernel, x, x.shape[1], bias, bias.size)
 
+    def scale(self, step, control, capacity) -> None:
+        x, factor = self.session.slots[step.output], self.session.vector(step.weights[0])
+        n = self.session.program.slots[step.output]
+        self.simple(step, control, elementwise.scale_kernel, x, x.shape[1], factor, n)
+
     def _pairwise(self, step, control, which, n) -> None:
         x, y = (self.session.slots[name] for name in step.inputs)
         out = self.session.slots[step.output]

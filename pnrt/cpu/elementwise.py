@@ -75,6 +75,18 @@ def bias_kernel(a, thread, threads):
             p[i] += q[i]
 
 
+@kernel(name="scale")
+def scale_kernel(a, thread, threads):
+    """x *= factor, one number for the whole matrix. Arguments: x, width, factor, n, control."""
+    x, width, factor, n = read_i64(a), read_i64(a + 8), read_i64(a + 16), read_i64(a + 24)
+    first, last = share(read_i64(read_i64(a + 32)), thread, threads)
+    q = f32_at(factor)
+    for t in range(first, last):
+        p = f32_at(x + t * width * 4)
+        for i in range(n):
+            p[i] *= q[0]
+
+
 @kernel(name="swiglu")
 def swiglu_kernel(a, thread, threads):
     """out = silu(gate) * up. Arguments as add_kernel's."""

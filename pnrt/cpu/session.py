@@ -41,6 +41,7 @@ OPS = {
     "regroup": rotate.regroup_kernel,
     "rms_norm": norm.rms_norm_kernel,
     "rope": rope.rope_kernel,
+    "scale": elementwise.scale_kernel,
     "sigmoid": elementwise.sigmoid_kernel,
     "sigmoid_gate": elementwise.sigmoid_gate_kernel,
     "store_kv": rope.store_kernel,

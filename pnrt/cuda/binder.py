@@ -121,6 +121,10 @@ class Binder:
         args = (*self.slot(step.output), self.session.at[bias], n)
         self.each(step, elementwise.bias_kernel, n, *args)
 
+    def scale(self, step) -> None:
+        x = self.slot(step.output)
+        self.each(step, elementwise.scale_kernel, x[1], *x, self.session.at[step.weights[0]], x[1])
+
     def _pairwise(self, step, which: Kernel, n: int) -> None:
         x, y = (self.slot(name) for name in step.inputs)
         self.each(step, which, n, *x, *y, *self.slot(step.output), n)

@@ -27,6 +27,15 @@ def bias_kernel(x: u64, width: u32, bias: u64, n: u32, control: u64):
         store_f32(p, load_f32(p) + fetch_f32(at(bias, i, 4)))
 
 
+@kernel(name="scale")
+def scale_kernel(x: u64, width: u32, factor: u64, n: u32, control: u64):
+    """Twin of pnrt.cpu.elementwise.scale_kernel; grid: n threads, a y block per token."""
+    t, i = block_y(), index()
+    if t < tokens(control) and i < n:
+        p = at(x, t * width + i, 4)
+        store_f32(p, load_f32(p) * fetch_f32(factor))
+
+
 @kernel(name="swiglu")
 def swiglu_kernel(x: u64, x_width: u32, y: u64, y_width: u32, out: u64, out_width: u32, n: u32,
                   control: u64):  # fmt: skip
@@ -59,4 +68,6 @@ def sigmoid_gate_kernel(x: u64, x_width: u32, gate: u64, gate_width: u32, out: u
 
 def kernels() -> list[Kernel]:
     """Every kernel of this module."""
-    return [add_kernel, bias_kernel, swiglu_kernel, sigmoid_kernel, sigmoid_gate_kernel]
+    return [
+        add_kernel, bias_kernel, scale_kernel, swiglu_kernel, sigmoid_kernel, sigmoid_gate_kernel,
+    ]  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # elements of a row that the reference judges
 JUDGED = 64
 # ops whose element n is made of the inputs' elements n
-ELEMENTWISE = ("add", "add_bias", "sigmoid", "swiglu", "take")
+ELEMENTWISE = ("add", "add_bias", "scale", "sigmoid", "swiglu", "take")
 # rows of the head that a run computes at a time
 HEAD_ROWS = 64
 

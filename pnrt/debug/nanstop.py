@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # 8-bit activations: the scale max|x| / 127 of a block is a finite fp16
 TOO_LARGE = 127 * 65520.0
 # ops whose element n is made of the inputs' elements n
-ELEMENTWISE = ("add", "add_bias", "sigmoid", "swiglu", "take")
+ELEMENTWISE = ("add", "add_bias", "scale", "sigmoid", "swiglu", "take")
 # rows of an embedding table decoded at once
 ROWS = 1024
 

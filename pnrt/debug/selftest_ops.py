@@ -133,6 +133,32 @@ class Bias(Op):
         return run_steps(engine, {"x": a["x"]}, [step], "x", {}, vectors={"w": a["w"]})
 
 
+class Scale(Op):
+    """One number times every row, in place."""
+
+    name = "scale"
+    axes = ("x T D",)
+    sizes = ({"T": 1, "D": 1}, {"T": 5, "D": 333})
+
+    def needs(self, p):
+        return (("scale", "-"), *STEPS_NEED)
+
+    def make(self, p, rng):
+        return {
+            "x": floats(rng, p["data"], (p["T"], p["D"]), 1e30), "w": floats(rng, "normal", (1,), 1)
+        }  # fmt: skip
+
+    def expected(self, p, a):
+        return reference.multiply(a["x"], a["w"])
+
+    def truth(self, p, a):
+        return exact.multiply(a["x"], a["w"]), bounds.multiply(a["x"], a["w"])
+
+    def run(self, engine, p, a):
+        step = Step("scale", "scale", ("x",), ("w",), "x")
+        return run_steps(engine, {"x": a["x"]}, [step], "x", {}, vectors={"w": a["w"]})
+
+
 class Rope(Op):
     """Rotation by position, both pairings, whole heads and a part of them."""
 
@@ -270,7 +296,7 @@ class Softmax(Op):
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
-        Matmul(), Quantize(), Embedding(), RmsNorm(), Add(), Bias(), Swiglu(), Rope(),
+        Matmul(), Quantize(), Embedding(), RmsNorm(), Add(), Bias(), Scale(), Swiglu(), Rope(),
         Attention(), Softmax(), *RECURRENT,
     )
 }  # fmt: skip

@@ -56,11 +56,14 @@ class Builder:
     def linear(
         self, name: str, source: str, weight: str, target: str, bias: str = "", n: int = 0
     ) -> None:
-        """A product, of the rotated source if the matrix is rotated, and its bias if there is one.
+        """A product, of the rotated source if the matrix is rotated; its scale and its bias if any.
 
         n: columns of the matrix where the slot may be wider.
         """
         self.step(name, "matmul", [self._input(source, weight, n)], [weight], target)
+        scale = f"{weight.removesuffix('.weight')}.scale"
+        if scale in self.tensors:
+            self.step(f"{name}_scale", "scale", [target], [scale], target)
         if bias in self.tensors:
             self.step(f"{name}_bias", "add_bias", [target], [bias], target)
 

@@ -39,12 +39,22 @@ def expected_tensors(config: Config) -> dict[str, Need]:
         layer = {"attn_norm.weight": _vector(D)}
         layer |= _recurrent_block(config) if config.recurrent[il] else _attention_block(config, il)
         layer |= _feed_forward(config, il)
-        needs |= {f"blk.{il}.{name}": need for name, need in layer.items()}
+        needs |= {f"blk.{il}.{name}": need for name, need in _scaled(layer).items()}
     needs["output_norm.weight"] = _vector(D)
     needs["output.weight"] = Need((V, D), optional=True)
     if config.architecture == "qwen2":
         needs["output.bias"] = _vector(V, optional=True)
     return needs
+
+
+def _scaled(layer: dict[str, Need]) -> dict[str, Need]:
+    """The tensors of a block, each product's matrix followed by its optional scale."""
+    out = {}
+    for name, need in layer.items():
+        out[name] = need
+        if len(need.shape) == 2 and not need.exact:
+            out[f"{name.removesuffix('.weight')}.scale"] = _vector(1, optional=True)
+    return out
 
 
 def _vector(n: int, optional: bool = False) -> Need:

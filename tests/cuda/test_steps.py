@@ -96,6 +96,10 @@ def test_add_and_bias(machine):
     args = (x, 150, y[0].copy(), 150, machine.control(3))
     machine.apply(elementwise.bias_kernel, grid, *args)
     assert_bits_equal("add_bias", expected, x)
+    expected = reference.multiply(x, y[1, :1])
+    args = (x, 150, y[1, :1].copy(), 150, machine.control(3))
+    machine.apply(elementwise.scale_kernel, grid, *args)
+    assert_bits_equal("scale", expected, x)
 
 
 def test_swiglu(machine):

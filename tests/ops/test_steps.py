@@ -49,6 +49,9 @@ def test_add_and_bias():
     expected = reference.add(x, np.broadcast_to(y[0], x.shape))
     run(elementwise.bias_kernel, x, 50, y[0].copy(), 50, control(3), threads=2)
     assert_bits_equal("add_bias", expected, x)
+    expected = reference.multiply(x, y[1, :1])
+    run(elementwise.scale_kernel, x, 50, y[1, :1].copy(), 50, control(3), threads=2)
+    assert_bits_equal("scale", expected, x)
 
 
 def test_swiglu():
