@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pnrt import __version__
 from pnrt.container.layout import TensorInfo
 from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue
@@ -16,6 +17,8 @@ from pnrt.errors import FormatError
 
 # array elements shown of a metadata array
 SHOWN = 8
+# bytes shown of a tensor that pnrt does not decode
+FIRST = 64
 # bytes looked at in one step
 STEP = 16 << 20
 
@@ -44,6 +47,7 @@ def file_view(
     elements, nbytes = sum(i.elements for i in infos), sum(i.nbytes for i in infos)
     return {
         "path": str(file.path),
+        "pnrt": __version__,
         "container": file.container,
         "version": file.version,
         "size": file.size,
@@ -96,10 +100,13 @@ def tensor_view(file: MappedFile, name: str) -> dict:
     """One tensor: its line, the statistics of its values and, where it has codes, their counts.
 
     Adds: min, max, mean, rms, zeros, nonfinite; for formats with scales zero_scales (groups that
-    decode to nothing) and codes, a list of [code, count].
-    Raises: FormatError for a type pnrt does not decode.
+    decode to nothing) and codes, a list of [code, count]. Of a type pnrt does not decode instead
+    hex, its first bytes, and advice.
     """
     info = file.tensor(name)
+    if info.format is None:
+        raw = file.data(name)[:FIRST].tobytes()
+        return tensor_row(info) | {"hex": raw.hex(), "advice": file.advice(info)}
     rows = file.rows(name)
     low, high, total, squares, zeros, bad = math.inf, -math.inf, 0.0, 0.0, 0, 0
     codes: dict[int, int] = {}

@@ -59,7 +59,8 @@ def file_screen(view: dict[str, Any]) -> Renderable:
         )  # fmt: skip
     head = (
         f"{view['path']}: {view['container']} {view['version']}, {size(view['size'])}, "
-        f"{bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}"
+        f"{bits(view['bits_per_weight'])} bits per weight, alignment {view['alignment']}; "
+        f"types as pnrt {view['pnrt']} knows them"
     )
     notes = [Text(note, style="yellow") for note in view["notes"]]
     return group(Text(head), keys, tensors, types, *notes)
@@ -72,6 +73,11 @@ def tensor_screen(view: dict[str, Any]) -> Renderable:
         ("shape", shape(view["shape"])),
         ("type", f"{view['type']}, {bits(view['bits_per_weight'])} bits per weight"),
         ("bytes", f"{view['bytes']} from {view['offset']:#x}"),
+    ]
+    if not view["known"]:
+        return facts([*rows, ("begins", bytes.fromhex(view["hex"]).hex(" ")),
+                      ("decoded", f"no. {view['advice']}")])  # fmt: skip
+    rows += [
         ("values", f"{short(view['min'])} to {short(view['max'])}"),
         ("mean, rms", f"{short(view['mean'])}, {short(view['rms'])}"),
         ("zeros", f"{view['zeros']}, not finite: {view['nonfinite']}"),

@@ -64,7 +64,10 @@ def test_id_42_is_never_guessed(folder, monkeypatch, args):
     monkeypatch.chdir(folder)
     plain = pnrt(*args)
     told = pnrt(*args, "--e4m3-id", "42")
-    if args[0] in ("inspect", "quantize", "run", "bench", "logits"):
+    if args[0] == "inspect":
+        assert plain.exit_code == 0
+        assert "would fit e4m3, q8_0" in " ".join(plain.stdout.split())
+    elif args[0] in ("quantize", "run", "bench", "logits"):
         assert plain.exit_code == 2
         assert "would fit e4m3, q8_0" in plain.stderr
         assert "--e4m3-id 42" in plain.stderr

@@ -12,6 +12,7 @@ from pnrt.debug.inspect import block_view, file_view, parse_block, tensor_view
 from pnrt.errors import FileError, FormatError
 from pnrt.formats import FORMATS
 from tests.builders import entry, gguf, info, tiny
+from tests.commands import pnrt
 
 WORDS = [f"w{i}" for i in range(100)]
 
@@ -192,8 +193,7 @@ def test_refusals(model):
             block_view(file, name, row, block)
         assert words in str(caught.value)
         assert str(file.path) in str(caught.value)
-    with pytest.raises(FormatError):
-        tensor_view(file, "d")
+    assert tensor_view(file, "d")["known"] is False
     with pytest.raises(FileError):
         tensor_view(file, "absent")
 
@@ -211,4 +211,12 @@ def test_unknown_types_do_not_stop_the_view(tmp_path):
     path.write_bytes(gguf([], [info("t", (1, 256), 2**32 - 1, 0)], bytes(66)))
     with open_gguf(path) as file:
         view = strict_json(file_view(file, hashes=True))
+        one = strict_json(tensor_view(file, "t"))
     assert view["tensors"][0]["type"] == f"id {2**32 - 1}"
+    assert one == {key: value for key, value in view["tensors"][0].items() if key != "sha256"} | {
+        "hex": "00" * 64,
+        "advice": one["advice"],
+    }
+    shown = pnrt("inspect", path, "--tensor", "t")
+    assert shown.exit_code == 0
+    assert "00 00 00" in shown.stdout
