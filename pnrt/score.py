@@ -189,7 +189,15 @@ def _scored(model: Model, window: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
     targets = window[half + 1 :]
     step = max(1, SLICE // logits.shape[1])
     for start in range(0, len(targets), step):
-        yield logits[start : start + step], targets[start : start + step]
+        part = logits[start : start + step]
+        if not np.isfinite(part).all():
+            row, token = np.argwhere(~np.isfinite(part))[0]
+            raise ModelError(
+                f"logits: token {token} has {part[row, token]} at position {half + start + row} of "
+                "a window; a perplexity needs numbers. The weights or a kernel are broken: "
+                "`pnrt trace --nan-stop` names the step, `pnrt check` tests the file."
+            )
+        yield part, targets[start : start + step]
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

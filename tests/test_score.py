@@ -49,6 +49,16 @@ def by_hand(model: Fake, window) -> list[tuple[np.ndarray, int]]:
 TEXT = [int(t) for t in np.random.default_rng(5).integers(0, V, 45)]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_have_no_perplexity(bad):
+    model = Fake()
+    model.table[7, 3] = bad
+    cut = windows(TEXT, 10, 1, None)
+    for steps in (perplexity(model, cut), compare(Fake(), model, cut)):
+        with pytest.raises(ModelError, match="at position 6 of a window; a perplexity needs"):
+            list(steps)
+
+
 def test_windows_drop_the_rest_and_put_bos_first():
     cut = windows(TEXT, 10, None, None)
     assert cut.shape == (4, 10)
