@@ -230,7 +230,8 @@ def chain_kernel(c: Chain) -> Kernel:
               targets: TARGETS):  # fmt: skip
         """x, y [T, width] f32 -> the views."""
         token, first = block_y(), block() * c.wide
-        px, py = at(x, token * x_width, 4), at(y, token * y_width, 4)
+        px = x + u64(token) * 4 * u64(x_width)
+        py = y + u64(token) * 4 * u64(y_width)
         base = shared(kept + more) if kept + more else u32(0)
         if c.norm:
             factors(px, first, base + kept)

@@ -25,8 +25,8 @@ from pnrt.testing import assert_bits_equal
 
 HEADS = Norm(24, 20, 40, 1e-5)
 CHAINS = [
-    # two blocks of threads, and numbers behind the last
-    Chain(330, Norm(330, 1, 330, 1e-6), "", None, None, 0, False, ((False, "pn3t"),)),
+    # loads in two trips and some left, nine blocks of threads, numbers behind the last
+    Chain(2090, Norm(2090, 1, 2090, 1e-6), "", None, None, 0, False, ((False, "pn3t"),)),
     Chain(480, HEADS, "swiglu of y", None, Regroup(24, 20, 4), 32, True, ((True, "nibble"),)),
     Chain(480, None, "sigmoid_gate", Gate(48, 10, 96, 48), None, 4, False, ((True, "three"),)),
     # both sides of a rotation, two views of one
@@ -164,6 +164,15 @@ def test_what_a_chain_is_made_of():
     found = fusion.find_chain([NORM, GATED, PLAIN], 0, view)
     assert (found.steps, found.chain.join) == ((NORM, GATED), "swiglu of y")
     assert fusion.operands(found) == ("x", "z", "w", "")
+    # in place, the heads in another order, a rotation with signs
+    heads = step("rms_norm", "d", "d", n=16, weights=("w",), heads=4, stride=16, eps=1e-6)
+    order = step("regroup", "g", "d", n=16, heads=4, groups=2)
+    turn = step("hadamard", "g.rot", "g", weights=("signs",), block=32, inverse=False)
+    steps = (heads, step("swiglu", "d", "z", "d"), order, turn)
+    found = fusion.find_chain([*steps, step("matmul", "o", "g.rot")], 0, view)
+    assert (found.steps, found.chain.regroup) == (steps, Regroup(16, 4, 2))
+    assert found.chain.views == ((True, "pn3t"),)
+    assert fusion.operands(found) == ("d", "z", "w", "signs")
 
 
 @pytest.mark.parametrize(
