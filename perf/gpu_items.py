@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import time
@@ -16,7 +17,7 @@ import pnrt
 import pnrt.generate
 from pnrt import reference
 from pnrt.bench import bench, versions
-from pnrt.cuda import build, launch, matmul, pack
+from pnrt.cuda import build, launch, matmul, pack, paper
 from pnrt.cuda.backend import CudaBackend
 from pnrt.cuda.control import index
 from pnrt.cuda.kernel import Call, Kernel, kernel, registers, unroll
@@ -37,6 +38,7 @@ from pnrt.models.config import read_config
 from pnrt.models.presets import blueprint
 from pnrt.models.rotation import read_rotation
 from pnrt.program import FORMAT_OPS
+from pnrt.reading import WeightReader
 from pnrt.synth import synthesize
 
 MODELS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "models"
@@ -105,31 +107,52 @@ def width(name: str) -> int:
     return 1024 // FORMATS[name].block * FORMATS[name].block
 
 
-def wanted(plan: Plan) -> list[int | tuple[str, int, str, int]]:
-    """Kernels that will be needed: numbers in build.kernels(), or products by format, columns,
-    activations and tokens."""
-    found = {(name, width(name), mode, T): 0 for name in plan.formats
-             for mode in ("q8_0", "f32") for T in (1, 5)}  # fmt: skip
-    paper = blueprint(plan.preset, plan.layers)
-    program = pnrt.generate.build_program(read_config(paper), paper.tensors, read_rotation(paper))
-    matrices = [paper.tensors[name] for name in program.matrices()]
-    wide = {(t.format.name, t.columns) for t in matrices}
-    wide |= {(name, K) for name, _, K in plan.shapes}
-    found |= {(name, K, "q8_0", T): 0 for name, K in sorted(wide) for T in (1, plan.prompt)}
+class OfPreset(NamedTuple):
+    """A kernel that a preset's model launches for T tokens, by its name."""
+
+    preset: str
+    layers: int | None
+    T: int
+    kernel: str
+
+
+# a number in build.kernels(); a product by format, columns, activations and tokens
+Key = int | tuple[str, int, str, int] | OfPreset
+
+
+def wanted(plan: Plan) -> list[Key]:
+    """Kernels that will be needed."""
+    found: list[Key] = [(name, width(name), mode, T) for name in plan.formats
+                        for mode in ("q8_0", "f32") for T in (1, 5)]  # fmt: skip
+    found += [(name, K, "q8_0", T) for name, _, K in plan.shapes for T in (1, plan.prompt)]
+    for T in (1, plan.prompt):
+        names = _of_preset(plan.preset, plan.layers, T)
+        found += [OfPreset(plan.preset, plan.layers, T, name) for name in names]
     known = {k.name for k in build.kernels()}
     kept = {_kernel(key).name: key for key in found}
     return [*range(len(known)), *(key for name, key in kept.items() if name not in known)]
 
 
-def _kernel(key: int | tuple[str, int, str, int]) -> Kernel:
+@functools.cache
+def _of_preset(preset: str, layers: int | None, T: int) -> dict[str, Kernel]:
+    file = blueprint(preset, layers)
+    rotation = read_rotation(file)
+    program = pnrt.generate.build_program(read_config(file), file.tensors, rotation)
+    calls = paper.launches(program, WeightReader(file, rotation).shape, T)
+    return {call.kernel.name: call.kernel for call in calls}
+
+
+def _kernel(key: Key) -> Kernel:
     if isinstance(key, int):
         return build.kernels()[key]
+    if isinstance(key, OfPreset):
+        return _of_preset(key.preset, key.layers, key.T)[key.kernel]
     name, K, mode, T = key
     view = matmul.view_of(name, K, mode, T)
     return matmul.multiply(pack.layout(name, 1, K), 0, view, 0, 0, 1, T).kernel
 
 
-def _compile(key: int | tuple[str, int, str, int], capability: tuple[int, int]) -> str:
+def _compile(key: Key, capability: tuple[int, int]) -> str:
     which = _kernel(key)
     try:
         build.cached(which, capability)

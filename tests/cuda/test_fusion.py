@@ -1,19 +1,16 @@
 """Launches that stand for several steps: the bits of the steps one by one, and where not to."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from pnrt import reference
-from pnrt.cuda import backend, chain, elementwise, fusion, matmul, memory, parts, rotate, together
+from pnrt.cuda import chain, elementwise, fusion, matmul, paper, parts, rotate, together
 from pnrt.cuda.activations import VIEWS
-from pnrt.cuda.binder import BODY, HEAD, Binder
 from pnrt.cuda.chain import Chain, Gate, Norm, Regroup
 from pnrt.cuda.control import elements
 from pnrt.cuda.kernel import Call, KernelError, kernel
 from pnrt.cuda.lanes import at, block, blocks, lane, store_u32, u64
-from pnrt.cuda.pack import layout, pack
+from pnrt.cuda.pack import pack
 from pnrt.cuda.standin import StandIn
 from pnrt.formats import FORMATS
 from pnrt.generate import build_program
@@ -21,6 +18,7 @@ from pnrt.models.config import read_config
 from pnrt.models.presets import blueprint
 from pnrt.models.rotation import read_rotation
 from pnrt.program import Step
+from pnrt.reading import WeightReader
 from pnrt.testing import assert_bits_equal
 
 HEADS = Norm(24, 20, 40, 1e-5)
@@ -264,29 +262,10 @@ def test_kernels_count_their_own_blocks():
     assert found == [[20, 21], [10], [30, 31, 32]]
 
 
-class Addresses(dict):
-    """An address for every region, whatever its name."""
-
-    def __missing__(self, name):
-        return (len(name) + 1) << 20
-
-
 @pytest.mark.parametrize(("fusing", "count"), [(False, 1940), (True, 835)])
 def test_launches_of_the_27b_models_token(fusing, count):
-    paper = blueprint("qwen3.8-27b-pn3")
-    program = build_program(read_config(paper), set(paper.tensors), read_rotation(paper, None))
-    weights = {
-        name: backend.Weight(layout(t.format.name, *t.shape), 1 << 30)
-        if name in program.matrices()
-        else np.zeros(0)
-        for name, t in paper.tensors.items()
-    }
-    session = SimpleNamespace(
-        at=Addresses(), program=program, weights=weights, activations="q8_0", kv="f16",
-        size=memory.sizes(program, 4096, 1, "f16", "q8_0"), flag=lambda name: 0,
-        backend=SimpleNamespace(device=StandIn(0)),
-    )  # fmt: skip
-    binder = Binder(session, fusing)
-    binder.bind(program.body, BODY, 1)
-    binder.bind(program.head, HEAD, 1)
-    assert len(binder.calls) == len(binder.names) == count
+    file = blueprint("qwen3.8-27b-pn3")
+    rotation = read_rotation(file)
+    program = build_program(read_config(file), file.tensors, rotation)
+    shape = WeightReader(file, rotation).shape
+    assert len(paper.launches(program, shape, fusing=fusing)) == count

@@ -155,7 +155,8 @@ def test_every_product_is_compiled_beforehand():
     keys = gpu_items.wanted(gpu_items.Plan())
     names = [gpu_items._kernel(key).name for key in keys]
     assert len(set(names)) == len(names)
-    assert {"matmul_pn4t_17408_q8_0_vector", "matmul_q4_K_5120_q8_0_4x4", "delta"} <= set(names)
+    expected = {"matmul_pn4t_17408_q8_0_vector_add", "matmul_q4_K_5120_q8_0_4x4", "delta"}
+    assert {*expected, "swiglu_rot_1024_17408_nibble_rot", "rope_and_rope"} <= set(names)
 
 
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
