@@ -21,8 +21,8 @@ STAGES = (("rms_norm",), ("swiglu", "sigmoid_gate"), ("regroup",), ("hadamard",)
 
 # steps of one small kernel without shared memory
 SMALL = {
-    "add", "add_bias", "conv_silu", "decay", "l2_norm", "regroup", "rms_norm", "rope", "sigmoid",
-    "sigmoid_gate", "store_kv", "swiglu",
+    "add", "add_bias", "conv_silu", "decay", "l2_norm", "regroup", "rms_norm", "rope", "scale",
+    "sigmoid", "sigmoid_gate", "store_kv", "swiglu",
 }  # fmt: skip
 # (step of a product) -> its view, columns
 View = Callable[[Step], tuple[str, int]]
