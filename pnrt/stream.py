@@ -56,7 +56,7 @@ class Answer:
         self.cut = self.limit < n
         self.stop = stop
         self.ids: list[int] = []
-        self.text = ""
+        self.text, self._whole = "", False
         self.prompt_seconds = self.seconds = 0.0
 
     def __iter__(self) -> Iterator[str]:
@@ -79,6 +79,7 @@ class Answer:
                     yield piece
             if rest := decoder.flush():
                 yield rest
+            self._whole = True
         finally:
             now = time.perf_counter()
             if self.ids:
@@ -104,7 +105,18 @@ class Answer:
             "prompt_tokens": len(self.tokens),
             "prompt_tokens_per_second": self.prompt_speed,
             "tokens_per_second": self.speed,
+            "seed": getattr(self.sampler, "seed", None),
+            "ended": self.ended,
         }
+
+    @property
+    def ended(self) -> str:
+        """Why it ended: "stop" text, "limit" of tokens, "context" full, or "end" by the model."""
+        if not self._whole:
+            return "stop"
+        if len(self.ids) < self.limit:
+            return "end"
+        return "context" if self.cut else "limit"
 
 
 def context(model: Model) -> int:

@@ -184,8 +184,11 @@ def test_run_is_deterministic_and_speaks_of_speed(pn):
     assert first.exit_code == 0
     assert first.stdout == second.stdout
     assert "tokens/s" in first.stderr
-    report = json.loads(pnrt(*args, "--json").stdout)
-    assert report["prompt_tokens"] == 5
+    assert "; seed 5" in first.stderr
+    report = json.loads(pnrt(*args, "--json", "--logprobs", "1").stdout)
+    assert [row["token"] for row in report["logprobs"]][: len(report["tokens"])] == report["tokens"]
+    assert (report["prompt_tokens"], report["seed"]) == (5, 5)
+    assert report["ended"] == ("limit" if len(report["tokens"]) == 8 else "end")
     assert 1 <= len(report["tokens"]) <= 8
     assert report["text"] == first.stdout[:-1]
 

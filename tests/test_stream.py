@@ -58,7 +58,10 @@ def test_an_answer_ends_at_a_stop_text():
     # nothing is computed after the text was met
     assert model.position == 5
     assert len(answer.ids) == 6
+    assert answer.ended == "stop"
     assert answer.seconds > 0
+    whole = Answer(model, [1], 3)
+    assert ("".join(whole), whole.ended) == ("abc", "limit")
     with pytest.raises(ModelError, match="empty text"):
         Answer(model, [1], 26, stop=[""])
 

@@ -40,6 +40,8 @@ def speeds(answer: Any) -> None:
     )
     if answer.cut and len(answer.ids) == answer.limit:
         text += "; the context is full"
+    if answer.sampler and answer.sampler.temperature != 0:
+        text += f"; seed {answer.sampler.seed}"
     typer.echo(text, err=True)
 
 

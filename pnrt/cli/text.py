@@ -41,6 +41,9 @@ def run(
     min_p: MinP = 0.05,
     seed: Seed = None,
     stop: Stop = None,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, help="with --json: this many of the likeliest tokens")
+    ] = None,
     chunk: Chunk = 512,
     context: Context = None,
     nan_stop: NanStop = False,
@@ -50,8 +53,11 @@ def run(
 ) -> None:
     """Continue a text; special tokens in it are understood."""
     from pnrt.stream import Answer, prompt_tokens
+    from pnrt.text.sampling import Recorder
 
     sampler = sampling(temp, top_k, top_p, min_p, seed)
+    if logprobs is not None:
+        sampler = Recorder(sampler, logprobs)
     with load(file, context=context, validate=not nan_stop, **options) as model:
         tokens = prompt_tokens(model.tokenizer, prompt)
         answer = Answer(model, tokens, n, sampler, chunk, stop or ())
@@ -60,7 +66,8 @@ def run(
                 if not as_json:
                     write(piece)
     if as_json:
-        show_json({**answer.report(), "notes": model.notes})
+        told = {} if logprobs is None else {"logprobs": sampler.rows}
+        show_json({**answer.report(), **told, "notes": model.notes})
         return
     write("\n")
     speeds(answer)

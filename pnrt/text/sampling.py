@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,34 @@ class Sampler:
             kept = kept[: np.searchsorted(cumulated, self.top_p) + 1]
         weights = np.exp(kept / self.temperature)
         return ids[: len(kept)], weights / weights.sum()
+
+
+class Recorder:
+    """A sampler that also writes down how likely its choices were.
+
+    Args:
+        sampler: what chooses; n: how many of the likeliest tokens to keep for each choice.
+    rows: a dict per choice: token, logprob (natural logarithm, of the model's own probabilities,
+    before any filter), top: the n likeliest as [token, logprob].
+    """
+
+    # not 0: also for the likeliest token all logits are asked for
+    temperature = math.nan
+
+    def __init__(self, sampler: Sampler, n: int):
+        self.sampler, self.n, self.seed = sampler, n, sampler.seed
+        self.rows: list[dict[str, Any]] = []
+
+    def sample(self, logits: np.ndarray) -> int:
+        """As Sampler.sample."""
+        token = self.sampler.sample(logits)
+        x = logits.astype(np.float64) - logits.max()
+        x -= math.log(np.exp(x).sum())
+        ids = _largest(logits, self.n)[: self.n]
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        top = [[int(i), float(x[i])] for i in ids]
+        self.rows.append({"token": token, "logprob": float(x[token]), "top": top})
+        return token
 
 
 def _largest(logits: np.ndarray, k: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pnrt.errors import ModelError, PnrtError
-from pnrt.text.sampling import Sampler
+from pnrt.text.sampling import Recorder, Sampler
 
 
 def logits_of(*probabilities):
@@ -103,6 +103,18 @@ def test_broken_logits(bad, found, temperature):
         logits[:] = bad
     with pytest.raises(ModelError, match=found):
         Sampler(temperature=temperature, seed=0).sample(logits)
+
+
+def test_a_recorder_chooses_the_same_and_knows_how_likely():
+    logits = np.log(np.array([0.1, 0.5, 0.15, 0.25], np.float32))
+    recorder, sampler = Recorder(Sampler(seed=3), 2), Sampler(seed=3)
+    chosen = [recorder.sample(logits) for _ in range(9)]
+    assert chosen == [sampler.sample(logits) for _ in range(9)]
+    for token, row in zip(chosen, recorder.rows, strict=True):
+        assert row["token"] == token
+        assert row["logprob"] == pytest.approx(logits[token], abs=1e-6)
+        assert [i for i, _ in row["top"]] == [1, 3]
+    assert Recorder(sampler, 0).sample(logits) in range(4)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 5), ()])
