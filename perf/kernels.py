@@ -25,6 +25,7 @@ from pnrt.cpu.codec import FLOATS
 from pnrt.cpu.codec import ROWS as PANEL
 from pnrt.errors import DeviceError, DifferenceError, PnrtError
 from pnrt.formats import FORMATS
+from pnrt.machine import default_threads
 
 # rows that are quantized and judged; the matrix repeats them
 ROWS = 64
@@ -214,7 +215,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     if a.llama and a.threads not in (None, half):
         parser.error(f"test-backend-ops uses {half} threads here: leave --threads away")
     if a.threads is None:
-        a.threads = half if a.llama else jit.default_threads()[0]
+        a.threads = half if a.llama else default_threads()[0]
     try:
         a.formats = a.formats.split(",")
         a.shapes = [tuple(int(n) for n in s.split("x")) for s in a.shapes.split(",")]

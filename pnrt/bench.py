@@ -139,12 +139,12 @@ def cpu_model() -> str:
 
 def machine() -> dict[str, Any]:
     """What a measured number needs next to it to mean anything later."""
-    from pnrt import jit
+    from pnrt.machine import cpu_target, default_threads
 
-    threads, reason = jit.default_threads()
+    threads, reason = default_threads()
     return {
         "cpu": cpu_model(),
-        "target": jit.cpu_target()[0],
+        "target": cpu_target()[0],
         "cpus": os.cpu_count(),
         "default_threads": threads,
         "threads_because": reason,

@@ -24,6 +24,7 @@ import numpy as np
 
 from pnrt import jit
 from pnrt.errors import DeviceError, FileError
+from pnrt.machine import user_cache
 
 if TYPE_CHECKING:
     from pnrt.generate import Model
@@ -57,7 +58,7 @@ class Pair:
 
 def directory() -> Path:
     """Where demo models are kept."""
-    return jit.user_cache() / "models"
+    return user_cache() / "models"
 
 
 def cached_model() -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any
 from pnrt import __version__, jit
 from pnrt.bench import cpu_model
 from pnrt.errors import PnrtError
+from pnrt.machine import cpu_features, cpu_target, default_threads, user_cache
 
 # instruction sets a kernel can gain from, with what to expect without them
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vnni", "avxvnni")
@@ -90,7 +91,7 @@ def _at_least(installed: str, wanted: str) -> bool:
 def _cpu(problems: list[dict[str, str]]) -> dict[str, Any]:
     from pnrt.cpu.dots import dot_tier
 
-    features = jit.cpu_features()
+    features = cpu_features()
     tier = _tier(features)
     if tier == "plain":
         forced = os.environ.get("NUMBA_CPU_NAME")
@@ -104,7 +105,7 @@ def _cpu(problems: list[dict[str, str]]) -> dict[str, Any]:
         )
     return {
         "model": cpu_model(),
-        "target": jit.cpu_target()[0],
+        "target": cpu_target()[0],
         "tier": tier,
         "products": dot_tier(),
         "features": {name: name in features for name in FEATURES},
@@ -119,7 +120,7 @@ def _tier(features: frozenset[str]) -> str:
 
 
 def _threads(problems: list[dict[str, str]]) -> dict[str, Any]:
-    count, reason = jit.default_threads()
+    count, reason = default_threads()
     out = {"default": count, "because": reason, "cpus": os.cpu_count(), **_region(count)}
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         value = os.environ.get(name)
@@ -150,7 +151,7 @@ def _region(threads: int) -> dict[str, Any]:
 
 def _cache(problems: list[dict[str, str]]) -> dict[str, Any]:
     path = jit.cache_directory()
-    root = jit.user_cache()
+    root = user_cache()
     if path is None:
         problems.append(
             {

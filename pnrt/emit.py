@@ -1,18 +1,50 @@
-"""LLVM code for vectors: what simd.py and cpu/dots.py build their numba operations from.
+"""LLVM code, and the numba operations of kernels that are made of it.
 
 Only the fp16 conversions depend on the instruction set, and their results do not.
 """
 
 from __future__ import annotations
 
-from llvmlite import ir
-from numba.core import cgutils
+import inspect
+from collections.abc import Callable
 
-from pnrt.jit import cpu_features
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pnrt.machine import cpu_features
 
 LANES = 16
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
+
+
+def operation(result: types.Type, *arguments: types.Type):
+    """Make `emit(b, *values)`, which emits LLVM code, an operation on these numba types.
+
+    Kernels may give it whatever numba casts to them.
+    """
+    return lambda emit: typed(emit, lambda given: (result(*arguments), emit))
+
+
+def typed(emit: Callable, choose: Callable):
+    """The same where `choose(types of the arguments)` gives the signature and the code to emit."""
+
+    def op(typingctx, *given):
+        signature, code = choose(given)
+
+        def generate(context, b, signature, values):
+            value = code(b, *values)
+            return context.get_dummy_value() if value is None else value
+
+        return signature, generate
+
+    # numba asks how many arguments there are; those with a default are the emitter's own
+    parameters = inspect.signature(emit).parameters.values()
+    op.__signature__ = inspect.Signature([p for p in parameters if p.default is p.empty])
+    op.__name__, op.__doc__ = emit.__name__, emit.__doc__
+    return intrinsic(op)
 
 
 def vector(element, n=LANES):
@@ -50,9 +82,10 @@ def splat(b, scalar, n=LANES):
     return b.shuffle_vector(one, one, constant(vector(I32, n), 0))
 
 
-def call_named(b, name, result, args):
+def call_named(b, name, result, args, var_arg=False):
     """Emit a call of an LLVM intrinsic or C function."""
-    function_type = ir.FunctionType(result, [a.type for a in args])
+    named = () if var_arg else [a.type for a in args]
+    function_type = ir.FunctionType(result, named, var_arg)
     return b.call(cgutils.get_or_insert_function(b.module, function_type, name), args)
 
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pnrt.errors import DeviceError
+from pnrt.machine import cpu_target, user_cache
 
 log = logging.getLogger("pnrt")
 
@@ -35,49 +36,12 @@ ROOT = Path(__file__).resolve().parent
 # the rooms that hold compiled code; an edit anywhere in them makes a new cache directory
 SOURCES = ("jit.py", "native.py", "emit.py", "simd.py", "scalars.py", "cpu/*.py", "formats/*.py")
 DIGEST_BYTES = 32
-
-
-def user_cache() -> Path:
-    """The directory pnrt keeps downloads and compiled kernels in (PNRT_CACHE overrides it)."""
-    if chosen := os.environ.get("PNRT_CACHE"):
-        return Path(chosen)
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "pnrt"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        # a user without a home, as in some containers: nothing can be kept
-        home = Path("/nonexistent")
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "pnrt"
-
-
-@functools.cache
-def cpu_target() -> tuple[str, str]:
-    """CPU name and features LLVM compiles for; NUMBA_CPU_NAME and _FEATURES force another."""
-    from llvmlite import binding
-    from numba.core import config
-
-    if config.CPU_NAME:
-        return config.CPU_NAME, config.CPU_FEATURES or ""
-    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-
-
-@functools.cache
-def cpu_features() -> frozenset[str]:
-    """Names of the instruction sets kernels may use, e.g. {'avx2', 'avx512vnni', 'f16c'}."""
-    flags = cpu_target()[1].split(",")
-    return frozenset(flag[1:] for flag in flags if flag.startswith("+"))
-
-
-@functools.cache
-def amx_allowed() -> bool:
-    """Whether Linux lets this process use AMX tiles; asking for it grants it."""
-    import ctypes
-
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+# turns of some 0.6 ns a thread waits at a barrier awake: a core that others want is given away, and
+# waking up takes longer than most waits. No pause instruction: many of them in a row trap into the
+# hypervisor of a virtual machine, which halved the speed of a token
+SPINS = 32768
+# the half of a barrier's counter in which threads count themselves
+ARRIVED = (1 << 32) - 1
 
 
 @functools.cache
@@ -239,28 +203,6 @@ def compile_all(
     return seconds
 
 
-def default_threads() -> tuple[int, str]:
-    """How many threads to use and why: affinity mask or container quota, not cpu_count."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    reason = f"{allowed} CPUs in the affinity mask"
-    quota = cgroup_quota()
-    if quota is not None and quota < allowed:
-        allowed, reason = max(1, int(quota)), f"container quota of {quota:g} CPUs"
-    return allowed or 1, reason
-
-
-def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs this container may use by cgroup v2 or v1, None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        quota = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        period = int((root / "cpu/cpu.cfs_period_us").read_text())
-        return quota / period if quota > 0 else None
-    return None
-
-
 _lock = threading.Lock()
 _compiling = threading.RLock()
 _started: dict[str, object] = {}
@@ -270,19 +212,27 @@ def _build_region():
     """The one parallel function: threads walk the list of calls and meet at an atomic barrier."""
     from numba import njit, prange
 
-    from pnrt.native import call, fetch_add, pause, read_now
+    from pnrt.native import call, fetch_add, read_now, sleep, wake
 
     @njit(parallel=True, nogil=True, error_model="numpy")
     def region(calls, threads, counter):
         for thread in prange(threads):
+            goal = 0
             for i in range(calls.shape[0]):
                 call(calls[i, 0], calls[i, 1], thread, threads)
                 if calls[i, 2] != 0:
-                    goal = (fetch_add(counter) // threads + 1) * threads
+                    goal += threads
+                    before = fetch_add(counter)
+                    seen = (before & ARRIVED) + 1
+                    if before > ARRIVED and seen == goal:
+                        wake(counter)
                     spins = 0
-                    while read_now(counter) < goal:
-                        pause(spins)
-                        spins += 1
+                    while seen < goal:
+                        if spins < SPINS:
+                            spins += 1
+                        else:
+                            sleep(counter, seen)
+                        seen = read_now(counter) & ARRIVED
 
     region._cache = KernelCache("region")
     return region

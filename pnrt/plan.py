@@ -257,7 +257,7 @@ def _gpu(program, used, sequence, budget, config, chunk) -> Place:
 
 def _cpu(program, used, sequence, budget, config, chunk) -> Place:
     """The host: matrices are packed; the embedding's rows are read from the mapped file."""
-    from pnrt.jit import default_threads
+    from pnrt.machine import default_threads
 
     matrices = set(program.matrices())
     weights = 0

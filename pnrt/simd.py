@@ -29,13 +29,14 @@ from pnrt.emit import (
     float_to_half,
     half_to_float,
     load_vector,
+    operation,
     part,
     pointer,
     splat,
     store_vector,
+    typed,
     vector,
 )  # fmt: skip
-from pnrt.native import operation, typed
 
 
 class Vec(types.Type):
@@ -178,9 +179,6 @@ def lanewise(result: Vec, emit):
         return out(*given), each
 
     return typed(emit, choose)
-
-
-unary = ternary = lanewise
 
 
 and_ = lanewise(i32x16, lambda b, x, y: b.and_(x, y))

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from pnrt.demo import cached_model
-from pnrt.jit import default_threads
+from pnrt.machine import default_threads
 
 RAN = ("passed", "failed", "error", "xfailed", "xpassed")
 _own_cache: Path | None = None

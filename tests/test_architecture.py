@@ -18,18 +18,19 @@ ROOT = Path(pnrt.__file__).parent
 BELOW = {
     "errors": set(),
     "scalars": {"errors"},
-    "native": set(),
-    "jit": {"errors", "native"},
-    "emit": {"jit"},
-    "simd": {"emit", "native"},
-    "formats": {"errors", "scalars", "jit", "native", "emit", "simd"},
+    "machine": set(),
+    "emit": {"machine"},
+    "native": {"emit"},
+    "simd": {"emit"},
+    "jit": {"errors", "machine", "native"},
+    "formats": {"errors", "scalars", "machine", "emit", "simd", "jit"},
     "reference": {"errors", "scalars", "formats"},
 }
 BACKENDS = {"backend", "cpu", "cuda"}
 # numba at the top of a module: the kernels, what they and jit share, what quantizing imports late
 COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search"))
 NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", "emit.py", "simd.py", *COMPILED)
-NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py")
+NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py", "machine.py")
 FRONT = ("cli/", "__main__.py")
 
 

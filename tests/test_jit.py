@@ -9,14 +9,16 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pnrt
-from pnrt import jit
+from pnrt import jit, machine
 from pnrt.errors import DeviceError
+from pnrt.native import FUTEX, read_now
 
 PACKAGE = Path(pnrt.__file__).parent
 
@@ -24,7 +26,7 @@ PACKAGE = Path(pnrt.__file__).parent
 PRELUDE = """
 import os, sys, threading
 import numpy as np
-from pnrt import jit
+from pnrt import jit, machine
 from pnrt.cpu import elementwise
 
 x = np.random.default_rng(1).standard_normal((13, 40)).astype(np.float32)
@@ -137,16 +139,16 @@ def test_a_full_disk_costs_one_line_and_leaves_nothing(cache, caplog):
 def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("PNRT_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert jit.user_cache() == Path("/a")
+    assert machine.user_cache() == Path("/a")
     monkeypatch.setenv("PNRT_CACHE", "")
-    assert jit.user_cache() == Path("/b/pnrt")
+    assert machine.user_cache() == Path("/b/pnrt")
     monkeypatch.delenv("XDG_CACHE_HOME")
 
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert Path("/nonexistent") in jit.user_cache().parents
+    assert Path("/nonexistent") in machine.user_cache().parents
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped"])
@@ -174,7 +176,7 @@ def test_a_damaged_cache_file_is_compiled_anew(cache, caplog, damage):
 
 
 def test_another_cpu_has_kernels_of_its_own():
-    code = "print(jit.source_hash(), sorted(jit.cpu_features()))"
+    code = "print(jit.source_hash(), sorted(machine.cpu_features()))"
     mine = python(code)
     plain = python(code, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
     assert plain.endswith(" []")
@@ -208,8 +210,8 @@ def test_workqueue_threads_cannot_be_added_later():
         print(error)
     """
     assert python(code, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue") == (
-        "7 threads asked for, but numba was started with 2: set NUMBA_NUM_THREADS=7 in the "
-        "environment"
+        "threads: 7 asked for; numba was started with 2. Set NUMBA_NUM_THREADS=7 in the "
+        "environment."
     )
 
 
@@ -217,7 +219,7 @@ def test_workqueue_threads_cannot_be_added_later():
 def test_the_affinity_mask_bounds_the_threads():
     code = """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print(*jit.default_threads(), sep=": ")
+    print(*machine.default_threads(), sep=": ")
     """
     assert python(code) == "1: 1 CPUs in the affinity mask"
 
@@ -237,14 +239,14 @@ def test_container_quotas_of_both_versions(tmp_path, files, expected):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert jit.cgroup_quota(tmp_path) == expected
+    assert machine.cgroup_quota(tmp_path) == expected
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.5, 1), (3.0, 3), (8.0, 4), (None, 4)])
 def test_the_quota_bounds_the_threads(monkeypatch, quota, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(jit, "cgroup_quota", lambda: quota)
-    found, reason = jit.default_threads()
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
+    found, reason = machine.default_threads()
     assert found == threads
     assert ("quota" in reason) == (threads < 4)
 
@@ -289,6 +291,27 @@ def test_two_python_threads_take_turns(layer):
     assert said == f"{layer} 200 True"
 
 
+def busy(a, thread, threads):
+    """A kernel in which thread 0 works for some 50 ms and the others have nothing to do."""
+    if thread == 0:
+        for _ in range(int(1e8)):
+            read_now(a)
+
+
+@pytest.mark.skipif(not FUTEX, reason="waiting threads do not sleep on this system")
+def test_who_waits_long_sleeps():
+    kernel, spent = jit.Kernel(busy, "tests.busy"), {}
+    counter = np.zeros(1, np.int64)
+    for threads in (1, 2, 1, 2):
+        script = jit.Script([jit.Call(kernel, counter)] * 2)
+        script.compile()
+        start = time.process_time()
+        script.run(threads)
+        spent[threads] = time.process_time() - start
+    # the second thread used to spin as long as the first one works
+    assert spent[2] < 1.5 * spent[1]
+
+
 def test_the_users_thread_count_is_restored():
     import numba
 
@@ -299,7 +322,7 @@ def test_the_users_thread_count_is_restored():
         numba.set_num_threads(1)
         add(kernel, threads=min(2, numba.config.NUMBA_NUM_THREADS))
         assert numba.get_num_threads() == 1
-        with pytest.raises(DeviceError, match="threads asked for"):
+        with pytest.raises(DeviceError, match="threads: 10000 asked for"):
             add(kernel, threads=10_000)
         assert numba.get_num_threads() == 1
     finally:

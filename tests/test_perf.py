@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from perf import kernels, large, measure, model, sm60
-from pnrt import jit
 from pnrt.errors import DifferenceError
+from pnrt.machine import default_threads
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests/golden/models/llama_s.f32.gguf"
@@ -97,7 +97,7 @@ def test_kernels_beside_llama(tmp_path, capsys):
         ["--tokens", "0"],
         ["--formats", "q9"],
         ["--threads", "0"],
-        ["--llama", "x", "--threads", str(jit.default_threads()[0] + 1)],
+        ["--llama", "x", "--threads", str(default_threads()[0] + 1)],
     ],
 )
 def test_wrong_usage(words, capsys):

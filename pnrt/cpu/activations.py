@@ -12,7 +12,8 @@ import numpy as np
 from pnrt.cpu.dots import dot_tier
 from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import aligned
-from pnrt.jit import Call, cpu_features, inline, kernel, words
+from pnrt.jit import Call, inline, kernel, words
+from pnrt.machine import cpu_features
 from pnrt.simd import (
     absolute_bits,
     add_i,

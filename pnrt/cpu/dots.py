@@ -23,8 +23,8 @@ from pnrt.emit import (
     pointer,
     vector,
 )  # fmt: skip
-from pnrt.jit import amx_allowed, cpu_features
-from pnrt.simd import Tile, i32x16, lanewise, ternary, unary
+from pnrt.machine import amx_allowed, cpu_features
+from pnrt.simd import Tile, i32x16, lanewise
 
 # bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
 # (16 tokens x 32 bytes), weights (8 groups of four x 16 rows); then the same for 16 codes
@@ -109,9 +109,9 @@ def _dot4_signed(b, acc, w, s):
     return b.add(acc, halves(b, emit, b.bitcast(w, kind), b.bitcast(s, kind)))
 
 
-dot4 = ternary(i32x16, _dot4)
-dot4_wide = ternary(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
-dot4_signed = ternary(i32x16, _dot4_signed)
+dot4 = lanewise(i32x16, _dot4)
+dot4_wide = lanewise(i32x16, lambda b, acc, u, s: _dot4(b, acc, u, s, wide=True))
+dot4_signed = lanewise(i32x16, _dot4_signed)
 
 
 def _dot_fp8(b, acc, v, s):
@@ -129,7 +129,7 @@ def _dot_fp8(b, acc, v, s):
     return acc
 
 
-dot_fp8 = ternary(i32x16, _dot_fp8)
+dot_fp8 = lanewise(i32x16, _dot_fp8)
 
 
 def add_bytes(n: int):
@@ -139,7 +139,7 @@ def add_bytes(n: int):
         kind = vector(I8, 64)
         return b.bitcast(b.add(b.bitcast(v, kind), constant(kind, n)), v.type)
 
-    return unary(i32x16, emit)
+    return lanewise(i32x16, emit)
 
 
 def lookup(values: tuple[int, ...]):
@@ -165,7 +165,7 @@ def lookup(values: tuple[int, ...]):
                 found = b.select(hit, constant(kind, value), found)
         return b.bitcast(found, v.type)
 
-    return unary(i32x16, emit)
+    return lanewise(i32x16, emit)
 
 
 def lookup128(values: tuple[int, ...]):
@@ -188,7 +188,7 @@ def lookup128(values: tuple[int, ...]):
         found = call_named(b, "llvm.x86.avx512.permvar.qi.512", kind, [table, index])
         return b.bitcast(b.select(used, nothing, found), v.type)
 
-    return unary(i32x16, emit)
+    return lanewise(i32x16, emit)
 
 
 def _signed_like(b, s, v):

@@ -11,7 +11,8 @@ from pnrt.cpu.layout import WORDS
 from pnrt.cpu.walk import LANES, draw, make_finish
 from pnrt.formats import FORMATS
 from pnrt.formats.fp8 import INTEGERS
-from pnrt.jit import Kernel, cpu_features, inline, kernel
+from pnrt.jit import Kernel, inline, kernel
+from pnrt.machine import cpu_features
 from pnrt.simd import add, add_i, fma, load_f32, load_i32, mul, read_i64, shift_left, to_f32
 
 # bytes of codes asked for ahead of their use: the hardware's own stops at every page

@@ -22,7 +22,8 @@ from pnrt.cpu.activations import TILE, Activations
 from pnrt.cpu.binder import Binder, whole
 from pnrt.cpu.codec import CODECS, FLOATS
 from pnrt.errors import DeviceError, FormatError
-from pnrt.jit import Script, default_threads
+from pnrt.jit import Script
+from pnrt.machine import default_threads
 from pnrt.models.state import Snapshot
 from pnrt.program import Program
 

@@ -148,7 +148,7 @@ def tier_environment(tier: str) -> dict[str, str]:
 
     Raises: DeviceError for an unknown tier or one this CPU lacks.
     """
-    from pnrt.jit import cpu_features, cpu_target
+    from pnrt.machine import cpu_features, cpu_target
 
     if tier not in TIERS:
         raise DeviceError(f"tier {tier!r}: unknown. Allowed: {', '.join(TIERS)}")

@@ -262,7 +262,7 @@ def describe(model: Model) -> dict[str, Any]:
     from importlib.metadata import version
 
     from pnrt import __version__
-    from pnrt.jit import cpu_target
+    from pnrt.machine import cpu_target
 
     session = model.session
     return {

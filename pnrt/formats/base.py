@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pnrt.errors import FormatError
-from pnrt.jit import default_threads
+from pnrt.machine import default_threads
 
 # weights handled at once: temporaries stay in the cache and memory stays flat for any tensor
 CHUNK = 1 << 17

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from pnrt import jit
+from pnrt.machine import default_threads
 from pnrt.simd import f32_at, f64_at, i64_at
 
 
@@ -55,7 +56,7 @@ def rotate(
     """
     x = np.ascontiguousarray(x, np.float32)
     out = np.empty_like(x)
-    threads = threads or jit.default_threads()[0]
+    threads = threads or default_threads()[0]
     scratch = np.empty((threads, block), np.float64)
     factor = np.array([1.0 / np.sqrt(block)])
     wide = np.int64(0) if signs is None else signs.astype(np.float64)

@@ -18,9 +18,9 @@ from llvmlite import ir
 from numba import float64, int32, int64, uint32
 
 from pnrt import jit
-from pnrt.emit import I8, I32, I64, call_named, constant, load_vector, splat, vector
+from pnrt.emit import I8, I32, I64, call_named, constant, load_vector, operation, splat, vector
 from pnrt.formats.pn import MULTIPLES, WORDS
-from pnrt.native import operation
+from pnrt.machine import default_threads
 from pnrt.simd import (
     Tile,
     Vec,
@@ -204,7 +204,7 @@ def search(x: np.ndarray, out: np.ndarray, bits: int, threads: int | None = None
     """
     if not x.size:
         return None
-    threads = threads or jit.default_threads()[0]
+    threads = threads or default_threads()[0]
     multiples = np.resize(MULTIPLES, VECTORS * LANES)
     scratch, failed = np.empty((threads, SCRATCH), np.uint8), np.empty(threads, np.int64)
     groups = out.size // 34

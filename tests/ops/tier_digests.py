@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from pnrt import backend
-from pnrt.jit import cpu_features
+from pnrt.machine import cpu_features
 
 from ..golden_models import load_golden
 from .cases import KINDS, products, random_rows, random_x
