@@ -64,7 +64,7 @@ class Simulator(StandIn):
     """
 
     name = "simulator"
-    patience = 60.0
+    patience = 300.0
 
     def launch(self, kernel: Kernel, grid: int | tuple[int, int], *args) -> None:
         """As StandIn.launch."""

@@ -29,9 +29,10 @@ def both(name, **options):
     return load_golden(name, **options), cuda
 
 
-@pytest.mark.parametrize("name", ["llama_m.pn", "qwen35_m.pnrots"])
-def test_logits_are_the_cpus(name):
+@pytest.mark.parametrize(("name", "processors"), [("llama_m.pn", 1), ("qwen35_m.pnrots", 8)])
+def test_logits_are_the_cpus(monkeypatch, name, processors):
     """A prompt in parts of 3 and 1, a token, a snapshot, a step alone; then the bits once more."""
+    monkeypatch.setattr(StandIn, "processors", processors)
     cpu, cuda = both(name)
     with cpu, cuda:
         expected = cpu.eval(IDS[:4], all=True)
@@ -176,8 +177,7 @@ def test_too_little_memory_is_refused_before_a_weight_is_read():
 
 
 def test_a_full_context_and_a_value_that_is_not_finite():
-    _, cuda = both("qwen35_m.pnrots", context=4)
-    with cuda:
+    with load_golden("qwen35_m.pnrots", backend=CudaBackend(StandIn()), context=4) as cuda:
         with pytest.raises(ModelError, match="the context is full"):
             cuda.session.run(np.arange(5))
         state = next(iter(cuda.program.states))
