@@ -5,6 +5,8 @@ Their results do not: every one is exact in int32, however the machine computes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,10 +28,10 @@ from pnrt.emit import (
 from pnrt.machine import amx_allowed, cpu_features
 from pnrt.simd import Tile, i32x16, lanewise
 
-# bytes and number of the tile registers' rows: products (16 tokens x 16 int32), activations
-# (16 tokens x 32 bytes), weights (8 groups of four x 16 rows); then the same for 16 codes
-_BYTES = (64, 32, 64, 64, 16, 64, 64, 64)
-_ROWS = (16, 16, 8, 16, 16, 4, 16, 16)
+# bytes and number of the tile registers' rows: three products (16 tokens x 16 int32); activations
+# (16 tokens x 32 bytes) and weights (8 groups of four x 16 rows); the same for 16 codes
+_BYTES = (64, 64, 64, 32, 64, 16, 64, 64)
+_ROWS = (16, 16, 16, 16, 8, 16, 4, 16)
 
 
 def dot_tier() -> str:
@@ -241,28 +243,38 @@ def tile_config() -> bytes:
     return b"\1" + bytes(15) + columns + bytes(16) + bytes(_ROWS) + bytes(8)
 
 
-def amx_dot(depth: int):
-    """product(x, w, out): sums over `depth` bytes (32 or 16) of 16 tokens times 16 rows.
+def amx_products(pieces: Sequence[tuple[int, int, int]]):
+    """products(x, w, out, before): sums over some bytes of 16 tokens times 16 rows, for each piece.
 
-    x: 16 tokens of int8, 32 bytes apart; w: int8 groups of four [depth / 4, 16, 4];
-    out: int32 [16 tokens, 16 rows].
+    A piece is (bytes behind x, bytes behind w, bytes to sum over: 32 or 16). x: tokens of int8, 32
+    bytes apart; w: int8 groups of four [8 or 4, 16, 4]; out: int32 [16 tokens, 16 rows] per piece.
+    The last three products stay in registers until the next call, which stores them to its
+    `before`: an instruction that waits for a product would hold up others.
     """
-    c, a, w8 = (_register(n) for n in ((0, 1, 2) if depth == 32 else (3, 4, 5)))
+    held = min(3, len(pieces))
 
     @intrinsic
-    def product(typingctx, x, w, out):
+    def products(typingctx, x, w, out, before):
         def emit(context, b, signature, args):
-            x, w, out = (pointer(b, p, I8) for p in args)
-            _void(b, "llvm.x86.tilezero", [c])
-            _void(b, "llvm.x86.tileloadd64", [a, x, ir.Constant(I64, 32)])
-            _void(b, "llvm.x86.tileloadd64", [w8, w, ir.Constant(I64, 64)])
-            _void(b, "llvm.x86.tdpbssd", [c, a, w8])
-            _void(b, "llvm.x86.tilestored64", [c, out, ir.Constant(I64, 64)])
+            x, w, out, before = args
+
+            def at(base, nbytes):
+                return pointer(b, b.add(base, ir.Constant(I64, nbytes)), I8)
+
+            for i, (behind_x, behind_w, depth) in enumerate(pieces):
+                c, (a, w8) = _register(i % held), map(_register, (3, 4) if depth == 32 else (5, 6))
+                last = i - held
+                to = at(out, 1024 * last) if last >= 0 else at(before, 1024 * (last + len(pieces)))
+                _void(b, "llvm.x86.tilestored64", [c, to, ir.Constant(I64, 64)])
+                _void(b, "llvm.x86.tilezero", [c])
+                _void(b, "llvm.x86.tileloadd64", [a, at(x, behind_x), ir.Constant(I64, 32)])
+                _void(b, "llvm.x86.tileloadd64", [w8, at(w, behind_w), ir.Constant(I64, 64)])
+                _void(b, "llvm.x86.tdpbssd", [c, a, w8])
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 3), emit
+        return types.void(*[types.int64] * 4), emit
 
-    return product
+    return products
 
 
 def load_products(count: int):

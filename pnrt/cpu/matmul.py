@@ -47,7 +47,7 @@ PRODUCTS = 12 * 1024
 # units at most whose products are asked for before they are read
 EARLY = 2
 # unpacked panels of one thread: they and a tile of activations stay in the second-level cache
-UNPACKED = 1 << 18
+UNPACKED = 1 << 19
 _left7, _left14 = shift_left(7), shift_left(14)
 
 
@@ -79,8 +79,9 @@ class Ahead(NamedTuple):
     """How tile registers multiply: some units before the products are read.
 
     A vector read of what a tile register just wrote would wait for the store buffer to drain.
-    ask(w, u, then, x, products): ask for the products of unit u, fetch the activations of unit
-    `then` into the cache; units: how many units early, a power of two; nbytes: of their products.
+    ask(w, u, then, x, out, before): ask for the products of unit u, which come to `out` by the next
+    call, whose `before` that is; fetch the activations of unit `then` into the cache.
+    units: how many units early, a power of two; nbytes: of a unit's products.
     """
 
     ask: Callable
@@ -89,29 +90,23 @@ class Ahead(NamedTuple):
 
 
 def _ahead(record: Record, count: int) -> Ahead:
-    whole, half = dots.amx_dot(32), dots.amx_dot(16)
-    planes, nbytes, blocks, split = record.planes, record.nbytes, record.blocks, record.split
-    size = count * 32
+    blocks, size = record.blocks, count * 32
+    pieces = []
+    for block in range(blocks):
+        x, w = block * size, block * record.nbytes
+        if record.split == 16 or (record.split == 80 and block == 2):
+            pieces += [(x, w, 16), (x + 16, w + 256, 16)]
+        else:
+            pieces += [(x, w + 512 * plane, 32) for plane in range(record.planes)]
+    products = dots.amx_products(pieces)
 
     @inline
-    def ask(w, u, then, x, products):
+    def ask(w, u, then, x, out, before):
         for line in range(0, blocks * size, 64):
             prefetch(x + then * (blocks * size) + line)
-        for block in range(blocks):
-            at = x + (u * blocks + block) * size
-            if split == 16 or (split == 80 and block == 2):
-                half(at, w, products)
-                half(at + 16, w + 256, products + 1024)
-                products += 2048
-            else:
-                for plane in range(planes):
-                    whole(at, w + 512 * plane, products)
-                    products += 1024
-            w += nbytes
+        products(x + u * (blocks * size), w, out, before)
 
-    if blocks == 5:
-        return Ahead(ask, 1, 6 * 1024)
-    return Ahead(ask, EARLY, planes * record.segments * 1024)
+    return Ahead(ask, 1 if blocks == 5 else EARLY, len(pieces) * 1024)
 
 
 def _tile_unit(record: Record, tile, tier: str):
@@ -193,7 +188,7 @@ def _tile_kernel(
         tiles_on, tiles_off, (ask, early, slot) = dots.tiles_on, dots.tiles_off, ahead
     else:
         tiles_on, tiles_off = inline(lambda config: None), inline(lambda: None)
-        ask, early, slot = inline(lambda w, u, then, x, products: None), 0, 0
+        ask, early, slot = inline(lambda w, u, then, x, out, before: None), 0, 0
     ring = max(0, 2 * early - 1)
 
     def matmul(a, thread, threads):
@@ -224,7 +219,8 @@ def _tile_kernel(
                 s, f = sums + t * x_tile * 12, totals + t * x_tile * 12
                 for n in range(early):
                     u1, u2 = read_i64(order + 8 * n), read_i64(order + 8 * (n + early))
-                    ask(first + n * nbytes, u1, u2, x, products + n * slot)
+                    before = products + (n - 1 & ring) * slot
+                    ask(first + n * nbytes, u1, u2, x, products + n * slot, before)
                 n = early
                 for panel in range(item * each, stop):
                     w = first + panel % each * panel_size if unpacked else data + panel * stride
@@ -233,7 +229,8 @@ def _tile_kernel(
                         acc = zeros()
                         for u in range(read_i64(steps + 16 * i), units, LANES):
                             u1, u2 = read_i64(next), read_i64(next + 8 * early)
-                            ask(w + early * nbytes, u1, u2, x, products + (n & ring) * slot)
+                            before = products + (n - 1 & ring) * slot
+                            ask(w + early * nbytes, u1, u2, x, products + (n & ring) * slot, before)
                             acc = unit(acc, w, u, x, d, s, f, products + (n - early & ring) * slot)
                             n, w, next = n + 1, w + nbytes, next + 8
                         stack = finish(acc, read_i64(steps + 16 * i + 8), stack)
