@@ -78,12 +78,12 @@ MIXES: dict[str, Mix] = {
     ),
     "q4_k_m": Mix(
         "q4_K; q6_K for attn_v, ffn_down and output",
-        ("q4_K", "q8_0", "f16"),
+        ("q4_K", "q5_0", "q8_0", "f16"),
         ends=("q6_K", "q8_0", "f16"),
         special=(
             _SMALL,
             (r"(attn_v|ffn_down)\.", ("q6_K", "q8_0", "f16")),
-            (r"^token_embd\.", ("q4_K", "q8_0", "f16")),
+            (r"^token_embd\.", ("q4_K", "q5_0", "q8_0", "f16")),
         ),
         file_type=15,
     ),
@@ -93,6 +93,8 @@ MIXES: dict[str, Mix] = {
 }
 
 _FLOATS = ("f32", "f16", "bf16")
+# where 256 does not divide K: the smallest format in blocks of 32 that loses no more
+_BLOCKS_OF_32 = {"q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "iq4_xs": "iq4_nl"}
 
 
 def find_mix(name: str, formats: Iterable[str]) -> Mix:
@@ -108,7 +110,8 @@ def find_mix(name: str, formats: Iterable[str]) -> Mix:
     if name in _FLOATS and name in formats:
         return Mix(name, (name,), ends=(name,))
     if name in formats:
-        return Mix(name, (name, "q8_0", "f16"))
+        between = (_BLOCKS_OF_32[name],) if name in _BLOCKS_OF_32 else ()
+        return Mix(name, (name, *between, "q8_0", "f16"))
     raise ModelError(
         f"--mix {name}: no such mix. pnrt has {', '.join(MIXES)}, and each format by itself: "
         f"{', '.join(f for f in formats if f not in MIXES)}." + why_not_gguf(name)

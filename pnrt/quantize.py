@@ -197,6 +197,8 @@ def quantize_file(
     target = Path(target)
     if target.exists() and os.path.samefile(source, target):
         raise FileError(f"{target}: is the source itself; choose another name for the result.")
+    if target.is_dir():
+        raise FileError(f"{target}: is a folder; the result is a file: add its name.")
     if not target.parent.is_dir():
         raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -282,6 +284,8 @@ class _Job:
                 report.merge(part)
                 yield memoryview(new).cast("B"), 0
             yield memoryview(b""), old.nbytes
+            # the pages stay in the system's cache, but are this process's no longer
+            self.file.drop_pages(info.name, first, min(first + step, len(rows)))
         if not decision.kept:
             self.reports[info.name] = report
 
@@ -355,8 +359,11 @@ def _verify(path: Path, plans: list[TensorPlan], hashes: dict[str, bytes]) -> No
                 )
             data = file.data(p.name)
             digest = hashlib.blake2b(digest_size=16)
-            for start in range(0, p.nbytes, CHUNK):
-                digest.update(data[start : start + CHUNK])
+            row = info.nbytes // info.rows
+            step = max(1, CHUNK // row)
+            for first in range(0, info.rows, step):
+                digest.update(data[first * row : (first + step) * row])
+                file.drop_pages(p.name, first, min(first + step, info.rows))
             if digest.digest() != hashes[p.name]:
                 raise FileError(
                     f"{path}: the bytes of {p.name} read back differ from those written; "

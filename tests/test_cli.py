@@ -287,10 +287,12 @@ def test_formats_table_and_errors(models, tmp_path):
     assert svg.read_text().startswith("<svg")
     bars = {line.split()[0]: line.count("▇") for line in result.stdout.splitlines() if "▇" in line}
     assert bars["q8_0"] < bars["pn4t"] < bars["pn3t"]
-    assert "no row fits the block or the range of q2_K" in " ".join(result.stdout.split())
+    assert "no matrix fits the block or the range of q2_K" in " ".join(result.stdout.split())
     measured = json.loads(pnrt("formats", "--error", models / "tiny.gguf", "--json").stdout)
     error = {r["name"]: r["relative_rms"] for r in measured}
     assert error["f32"] == 0
+    held = {r["name"]: (r["matrices"], r["of"]) for r in measured if r["weights"]}
+    assert held["f32"][0] == held["f32"][1] > held["q2_K"][0] == 0
     assert error["q8_0"] < error["pn4t"] < error["pn3t"] < 0.3
 
 

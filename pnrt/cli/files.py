@@ -125,9 +125,10 @@ def formats(
     rows = format_rows()
     if error:
         with progress() as tell:
-            measured = format_errors(error, tell, **opening(e4m3_id, scale_encoding, ternary))
-        rows = [{**row, "relative_rms": measured.get(row["name"])} for row in rows]
-    if error:
-        show(as_json, rows, lambda: screen.errors_chart(rows, error.name), svg)
+            measured, sources = format_errors(
+                error, tell, **opening(e4m3_id, scale_encoding, ternary)
+            )
+        rows = [{**row, **measured.get(row["name"], {"relative_rms": None})} for row in rows]
+        show(as_json, rows, lambda: screen.errors_chart(rows, error.name, sources), svg)
     else:
         show(as_json, rows, lambda: screen.formats_table(rows), svg)

@@ -73,7 +73,7 @@ def format_errors(
     path: Path,
     progress: Progress | None = None,
     **opening: Any,
-) -> dict[str, float]:
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Relative RMS error of each format over the weight matrices of a model.
 
     Args:
@@ -81,13 +81,15 @@ def format_errors(
             from a file in f16 or better: what its own format lost does not count again.
         opening: what else `open_any` takes.
     Returns:
-        format name -> sqrt(sum (y - x)^2 / sum x^2) over the tensors whose rows it can hold.
+        format name -> relative_rms, sqrt(sum (y - x)^2 / sum x^2) over the matrices whose rows it
+        can hold, or None; matrices, how many those are; of, how many there are.
+        The formats of the model's matrices.
     Raises:
         ModelError: the file has no weight matrix pnrt can decode.
     """
     formats = [f for f in FORMATS.values() if f.weight]
     error = dict.fromkeys((f.name for f in formats), 0.0)
-    energy = dict(error)
+    energy, held = dict(error), dict.fromkeys(error, 0)
     with open_any(path, **opening) as file:
         names = [
             t.name for t in file.tensors.values() if len(t.shape) == 2 and t.format is not None
@@ -105,7 +107,13 @@ def format_errors(
                 if y is not None:
                     error[f.name] += float(((y - x).astype(np.float64) ** 2).sum())
                     energy[f.name] += float((x.astype(np.float64) ** 2).sum())
-    return {name: (error[name] / e) ** 0.5 for name, e in energy.items() if e}
+                    held[f.name] += 1
+        sources = sorted({file.tensors[name].format.name for name in names})
+    relative = {name: (error[name] / e) ** 0.5 if e else None for name, e in energy.items()}
+    return {
+        name: {"relative_rms": relative[name], "matrices": held[name], "of": len(names)}
+        for name in error
+    }, sources
 
 
 def _sample(file: MappedFile, name: str) -> np.ndarray:

@@ -242,22 +242,30 @@ def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     return out
 
 
-def errors_chart(rows: Sequence[dict[str, Any]], file: str) -> Renderable:
-    """What each format costs on a model: relative RMS, most bits first, bars by its logarithm."""
-    out = table("format", "bits/weight", "relative RMS", "", right=(1, 2))
+def errors_chart(rows: Sequence[dict[str, Any]], file: str, sources: Sequence[str]) -> Renderable:
+    """What each format costs on a model: relative RMS, most bits first, bars by its logarithm.
+
+    sources: the formats the model is in.
+    """
+    out = table("format", "bits/weight", "matrices", "relative RMS", "", right=(1, 2, 3))
     measured = [row for row in rows if row["relative_rms"] is not None]
     for row in sorted(measured, key=lambda row: -row["bits_per_weight"]):
         value = row["relative_rms"]
         # from 0.0001, nothing to see, to 1, everything lost
         length = round(12 * (4 + math.log10(max(value, 1e-4))))
         out.add_row(
-            row["name"], bits(row["bits_per_weight"]), f"{value:.5f}",
-            Text("▇" * min(length, 60), style="cyan"),
+            row["name"], bits(row["bits_per_weight"]), f"{row['matrices']}/{row['of']}",
+            f"{value:.5f}", Text("▇" * min(length, 60), style="cyan"),
         )  # fmt: skip
-    last = (
+    last = [
         f"error over the matrices of {visible(file)}, up to 64 rows of each; a bar of 12 is tenfold"
-    )
+    ]
     missing = [row["name"] for row in rows if row["weights"] and row["relative_rms"] is None]
     if missing:
-        last += f"; no row fits the block or the range of {', '.join(missing)}"
-    return group(out, Text(last))
+        last.append(f"no matrix fits the block or the range of {', '.join(missing)}")
+    if any(row["matrices"] < row["of"] for row in measured):
+        last.append("only formats measured on the same matrices compare")
+    lossy = [name for name in sources if name not in ("f32", "f16", "bf16")]
+    if lossy:
+        last.append(f"the file is in {', '.join(lossy)}: what that lost is in no number")
+    return group(out, *map(Text, last))

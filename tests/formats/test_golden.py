@@ -85,7 +85,16 @@ def test_searched_error_of_every_row(name):
             assert (ours <= 1.02 * theirs).all(), data[f"{group}_cls"][ours > 1.02 * theirs]
             same, rows = same + np.count_nonzero((got == q).all(axis=1)), rows + len(q)
     assert rows > 20
-    assert same >= rows - 2
+    # where ggml minimizes absolute errors, pnrt minimizes squared ones as well
+    assert same >= rows - 2 or name == "q2_K"
+
+
+def test_q2_K_is_clearly_nearer_than_ggml():
+    data, form = golden("q2_K"), FORMATS["q2_K"]
+    x = data["k1280_x"]
+    theirs, ours = rmse(x, data["k1280_deq"]), rmse(x, form.decode(form.quantize(x)))
+    assert (ours <= theirs).all()
+    assert ours.sum() < 0.95 * theirs.sum()
 
 
 # what ggml_quantize_chunk of llama.cpp b11434 wrote for inputs where one rounding more or less,
