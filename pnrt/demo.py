@@ -172,7 +172,7 @@ def quantized(source: Path, mix: str, progress: Progress | None = None) -> Path:
     digest = hashlib.sha256(mix.encode())
     with open(source, "rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
-    root = Path(jit.__file__).parent
+    root = jit.ROOT
     for path in (root / "quantize.py", *sorted((root / "formats").glob("*.py"))):
         digest.update(path.read_bytes())
     stem = re.sub(r"\.(Q\d\w*|F\d+|f\d+)$", "", source.name.removesuffix(".gguf"))

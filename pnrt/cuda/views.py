@@ -8,10 +8,6 @@ of a word needs no mask. Pairs 0 to 2 are summed times 2^6, pairs 3 and 4 times 
 
 from __future__ import annotations
 
-# shift of the activation beside pair j, for three-bit codes and for four-bit ones
-SHIFTS3 = (6, 3, 0, 3, 0)
-SHIFTS4 = (8, 4, 0, 0)
-
 
 def _pn3t_segments():
     """Per segment of a unit: its activation block, its weight block, its (word, pair, mask)."""

@@ -50,17 +50,16 @@ f32 = np.float32
 
 @jit.inline
 def gather(x, first, groups, g, out):
-    """Groups first .. first + 15 of x [groups, g] become the lanes of g vectors."""
-    for lane in range(LANES):
-        group = min(first + lane, groups - 1)
+    """Up to 16 groups of x [groups, g], from `first` on, become the lanes of g vectors."""
+    for lane in range(min(LANES, groups - first)):
         for i in range(g):
-            write_f32(out + 64 * i + 4 * lane, read_f32(x + 4 * (g * group + i)))
+            write_f32(out + 64 * i + 4 * lane, read_f32(x + 4 * (g * (first + lane) + i)))
 
 
 @jit.inline
-def scatter(codes, out, first, g):
+def scatter(codes, out, first, groups, g):
     """The reverse for codes: g vectors of 16 bytes -> bytes [.., g] from group `first` on."""
-    for lane in range(LANES):
+    for lane in range(min(LANES, groups - first)):
         for i in range(g):
             write_u8(out + g * (first + lane) + i, read_u8(codes + LANES * i + lane))
 
@@ -151,7 +150,7 @@ def affine_kernel(top: int, absolute: bool) -> jit.Kernel:
             for i in range(g):
                 code = clamp(mul(sub(load_f32(xs + 64 * i), base), best_factor), zero, most_code)
                 store_u8(packed + LANES * i, code)
-            scatter(packed, codes_out, first, g)
+            scatter(packed, codes_out, first, groups, g)
             store_f32(scale_out + 4 * first, scale)
             store_f32(low_out + 4 * first, low)
 
@@ -214,7 +213,7 @@ def symmetric_kernel(low: int, high: int) -> jit.Kernel:
                 for i in range(g):
                     code = nearest(mul(chosen, load_f32(xs + 64 * i)))
                     store_u8(packed + LANES * i, sub(code, set_f32(f32(low))))
-                scatter(packed, codes_out, first, g)
+                scatter(packed, codes_out, first, groups, g)
 
     name = "formats.symmetric_nl" if table else f"formats.symmetric_{-low}_{high}"
     return jit.kernel(kernel, name=name)
@@ -270,7 +269,7 @@ def refine_kernel(zero_code: int) -> jit.Kernel:
             for i in range(g):
                 code = sub(pick(tiny, low, load_f32(codes + 64 * i)), low)
                 store_u8(packed + LANES * i, code)
-            scatter(packed, codes_out, first, g)
+            scatter(packed, codes_out, first, groups, g)
 
     return jit.kernel(kernel, name=f"formats.refine_{zero_code}")
 
@@ -340,10 +339,11 @@ def e2m1_kernel() -> jit.Kernel:
 
 
 def _room(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, codes and scratch for groups [n, g], padded to whole vectors of groups."""
+    """Scales (whole vectors), codes and scratch for groups [n, g]."""
     groups, g = x.shape
-    n = -(-groups // LANES) * LANES
-    return np.empty(n, np.float32), np.empty((n, g), np.uint8), np.empty(160 * g, np.uint8)
+    scales = np.empty(-(-groups // LANES) * LANES, np.float32)
+    # lanes without a group hold numbers, whichever
+    return scales, np.empty((groups, g), np.uint8), np.zeros(160 * g, np.uint8)
 
 
 def fit_affine(x, top, tries, absolute):
@@ -353,7 +353,7 @@ def fit_affine(x, top, tries, absolute):
     tries = np.ascontiguousarray(tries, np.float32)
     kernel = affine_kernel(top, absolute)
     jit.call(kernel, x, scale, low, codes, scratch, tries, len(tries), *x.shape)
-    return scale[: len(x)], -low[: len(x)], codes[: len(x)]
+    return scale[: len(x)], -low[: len(x)], codes
 
 
 def fit_symmetric(x, low, high, tries):
@@ -361,7 +361,7 @@ def fit_symmetric(x, low, high, tries):
     scale, codes, scratch = _room(x)
     tries = np.ascontiguousarray(tries, np.float32)
     jit.call(symmetric_kernel(low, high), x, scale, codes, scratch, tries, len(tries), *x.shape)
-    return scale[: len(x)], codes[: len(x)]
+    return scale[: len(x)], codes
 
 
 def fit_nl(x, tries):
@@ -388,7 +388,7 @@ def refine_symmetric(x, zero, rounds=5):
     """See fit.refine_symmetric."""
     scale, codes, scratch = _room(x)
     jit.call(refine_kernel(zero), x, scale, codes, scratch, rounds, *x.shape)
-    return scale[: len(x)], codes[: len(x)]
+    return scale[: len(x)], codes
 
 
 def recode(x, step, offset, codes, low, high):
