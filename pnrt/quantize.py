@@ -19,6 +19,7 @@ import numpy as np
 
 from pnrt.container.gguf import TensorPlan, open_gguf, write_gguf
 from pnrt.container.layout import why_not_gguf
+from pnrt.container.writer import check_target
 from pnrt.distance import TensorReport
 from pnrt.errors import FileError, FormatError, ModelError
 from pnrt.formats import FORMATS
@@ -195,10 +196,7 @@ def quantize_file(
             source that is rotated already.
     """
     target = Path(target)
-    if target.exists() and os.path.samefile(source, target):
-        raise FileError(f"{target}: is the source itself; choose another name for the result.")
-    if target.is_dir():
-        raise FileError(f"{target}: is a folder; the result is a file: add its name.")
+    check_target(target, Path(source))
     if not target.parent.is_dir():
         raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -150,11 +150,20 @@ def test_quantize_refuses(models, tmp_path, args):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantize_refuses_itself(models):
-    before = (models / "tiny.gguf").read_bytes()
-    result = pnrt("quantize", models / "tiny.gguf", models / "tiny.gguf", "--mix", "pn3")
-    assert result.exit_code == 2
-    assert (models / "tiny.gguf").read_bytes() == before
+def test_no_output_replaces_its_source(models):
+    path = models / "tiny.gguf"
+    before = path.read_bytes()
+    for args in (
+        ["quantize", path, path, "--mix", "pn3"],
+        ["logits", path, "-p", "x", "-o", path],
+        ["trace", path, "-p", "x", "-o", path],
+        ["diff", path, "cpu", "reference", "-p", "x", "--html", path],
+        ["formats", "--error", path, "--svg", path],
+    ):
+        result = pnrt(*args)
+        assert result.exit_code == 2
+        assert f"{path}: is the source itself" in result.stderr
+    assert path.read_bytes() == before
 
 
 def test_tokenize(pn):

@@ -58,8 +58,11 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Find the first step where two runs differ, and whose fault it is; exit status 1 if any."""
+    from pnrt.container.writer import atomic, check_target
     from pnrt.screen import diff as screen
 
+    if html:
+        check_target(html, *map(Path, sides))
     model, words = _words(sides, split or threads or tier)
     options = {"rotation": rotation, "extra_types": extra_types(e4m3_id)}
     for key, value in (("activations", activations), ("kv", kv)):
@@ -70,7 +73,6 @@ def diff(
     else:
         reports = list(_variants(model, (split, threads, tier), options, asked))
     if html:
-        from pnrt.container.writer import atomic
         from pnrt.screen.heatmap import page
 
         with atomic(html) as stream:

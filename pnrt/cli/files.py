@@ -119,9 +119,12 @@ def formats(
     as_json: Json = False,
 ) -> None:
     """The table of weight formats."""
+    from pnrt.container.writer import check_target
     from pnrt.debug.survey import format_errors, format_rows
     from pnrt.screen import files as screen
 
+    if svg:
+        check_target(svg, *filter(None, [error]))
     rows = format_rows()
     if error:
         with progress() as tell:

@@ -168,8 +168,9 @@ def logits(
     """Write float32 logits: keys `tokens` [T] int32, `logits` [V] or with --all [T, V]."""
     import numpy as np
 
-    from pnrt.container.writer import atomic
+    from pnrt.container.writer import atomic, check_target
 
+    check_target(out, file)
     with prompted(file, prompt, tokens, validate=not nan_stop, **options) as (model, ids):
         with watched(model, nan_stop, dispatch):
             values = model.eval(ids, chunk=chunk, all=all_positions)

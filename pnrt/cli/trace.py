@@ -40,6 +40,7 @@ def trace(
     **options: Any,
 ) -> None:
     """Record every step of a run by name: range, mean, rms, NaNs, hash, and with --full values."""
+    from pnrt.container.writer import check_target
     from pnrt.debug.trace import Trace, is_trace, record
     from pnrt.screen import trace as screen
 
@@ -51,6 +52,8 @@ def trace(
         return
     # who hunts a NaN wants to see what broken weights do; without that they are refused
     options["validate"] = not nan_stop
+    if out:
+        check_target(out, file)
     with (
         prompted(file, prompt, tokens, **options) as (model, ids),
         watched(model, nan_stop, dispatch) as also,

@@ -6,13 +6,13 @@ translated too. Other architectures keep their own names: how their rows would h
 is not written in the file, and a guess would give fluent nonsense.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pnrt.container.cyb_model import CybModel
 from pnrt.container.gguf import TensorInfo, TensorPlan, write_gguf
 from pnrt.container.layout import FORK_ONLY, why_not_gguf
+from pnrt.container.writer import check_target
 from pnrt.errors import FileError, FormatError
 from pnrt.formats import FORMATS, Format
 
@@ -53,8 +53,7 @@ def convert_model(
             f"{path}: --to {target}: GGUF holds {', '.join(names)}. Choose one of these."
             + why_not_gguf(target)
         )
-    if os.path.exists(path) and os.path.samefile(file.path, path):
-        raise FileError(f"{path}: is the source itself; choose another name for the result.")
+    check_target(Path(path), Path(file.path))
     architecture = file.metadata.get("config.model_type")
     known = architecture in TRANSLATED
     names = _names(file, architecture) if known else {name: name for name in file.tensors}

@@ -4,7 +4,6 @@ Ternary tensors stay ternary with their scales, in the canonical table, or becom
 with the scale in their weights. Nothing else becomes ternary: that is trained, not rounded.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import numpy as np
 from pnrt.container.convert import STEP
 from pnrt.container.cyb_model import ENCODINGS, CybModel, write_model
 from pnrt.container.gguf import TensorInfo, TensorPlan
-from pnrt.errors import FileError, FormatError
+from pnrt.container.writer import check_target
+from pnrt.errors import FormatError
 from pnrt.formats import FORMATS, Format
 
 CANONICAL = FORMATS["cyb_ternary"]
@@ -34,8 +34,7 @@ def reencode_model(
     Returns: per tensor {"name", "to", "source", "target"}.
     Raises: FileError, FormatError (weights out of range, a ternary scale nobody has decided).
     """
-    if os.path.exists(path) and os.path.samefile(file.path, path):
-        raise FileError(f"{path}: is the source itself; choose another name for the result.")
+    check_target(Path(path), Path(file.path))
     if target not in _NAMES:
         asked = f"--to {target}" if target else "--to is missing"
         ternary = " bitnet_ternary is only read: a .model's ternary is cyb_ternary."

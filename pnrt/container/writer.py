@@ -64,6 +64,21 @@ def write_gguf(
             progress(total, total)
 
 
+def check_target(path: Path, *sources: Path) -> None:
+    """Refuse an output that is a directory, a device, or one of the files it is made from.
+
+    Raises: FileError.
+    """
+    if path.is_dir():
+        raise FileError(f"{path}: is a directory; the output is a file. Add a file name.")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise FileError(f"{path}: is a device or a pipe; the output is a file. Name a file.")
+    if any(source.exists() and os.path.samefile(path, source) for source in sources):
+        raise FileError(f"{path}: is the source itself; choose another name for the result.")
+
+
 @contextmanager
 def atomic(path: Path, total: int = 0) -> Iterator[BinaryIO]:
     """A stream that becomes `path` when the block ends well, and vanishes when it does not.
@@ -74,8 +89,7 @@ def atomic(path: Path, total: int = 0) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     made = False
     try:
-        if path.is_dir():
-            raise FileError(f"{path}: is a directory; the output is a file. Add a file name.")
+        check_target(path)
         free = shutil.disk_usage(path.parent).free
         if total > free:
             raise FileError(

@@ -177,7 +177,13 @@ def test_bad_alignment(tmp_path):
 
 
 def test_unusable_targets(tmp_path):
-    for target, words in ((tmp_path, ["is a directory"]), (tmp_path / "no" / "m", ["No such"])):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target, words in (
+        (tmp_path, ["is a directory"]),
+        (tmp_path / "no" / "m", ["No such"]),
+        (pipe, ["is a device or a pipe"]),
+    ):
         with pytest.raises(FileError) as caught:
             write_gguf(target, [], [])
         refusal(str(caught.value), *words)
