@@ -229,8 +229,9 @@ def converted(result: dict[str, Any]) -> Renderable:
 
 def formats_table(rows: Sequence[dict[str, Any]]) -> Renderable:
     """Every format."""
-    columns = ["format", "id", "bits/weight", "block", "bytes", "scale per", "align"]
-    columns += ["activations", "multiplied by", "what it is*"]
+    # short names: without the last column, which gives way, the table fits 100 characters
+    columns = ["format", "id", "bits", "block", "bytes", "scale", "align"]
+    columns += ["activations", "product on", "what it is*"]
     out = table(*columns, right=(1, 2, 3, 4, 5, 6))
     for row in rows:
         out.add_row(
@@ -247,18 +248,18 @@ def errors_chart(rows: Sequence[dict[str, Any]], file: str, sources: Sequence[st
 
     sources: the formats the model is in.
     """
-    out = table("format", "bits/weight", "matrices", "relative RMS", "", right=(1, 2, 3))
+    out = table("format", "bits", "matrices", "relative RMS", "", right=(1, 2, 3))
     measured = [row for row in rows if row["relative_rms"] is not None]
     for row in sorted(measured, key=lambda row: -row["bits_per_weight"]):
         value = row["relative_rms"]
         # from 0.0001, nothing to see, to 1, everything lost
-        length = round(12 * (4 + math.log10(max(value, 1e-4))))
+        length = round(10 * (4 + math.log10(max(value, 1e-4))))
         out.add_row(
             row["name"], bits(row["bits_per_weight"]), f"{row['matrices']}/{row['of']}",
-            f"{value:.5f}", Text("▇" * min(length, 60), style="cyan"),
+            f"{value:.5f}", Text("▇" * min(length, 48), style="cyan"),
         )  # fmt: skip
     last = [
-        f"error over the matrices of {visible(file)}, up to 64 rows of each; a bar of 12 is tenfold"
+        f"error over the matrices of {visible(file)}, up to 64 rows of each; a bar of 10 is tenfold"
     ]
     missing = [row["name"] for row in rows if row["weights"] and row["relative_rms"] is None]
     if missing:

@@ -139,7 +139,7 @@ def test_convert_refuses(folder, tmp_path):
         assert refused.exit_code == 2, args
         assert words in refused.stderr
     assert list(tmp_path.iterdir()) == []
-    for place, words in ((tmp_path / "o.model", "writes GGUF"), (tmp_path, "is a folder")):
+    for place, words in ((tmp_path / "o.model", "writes GGUF"), (tmp_path, "is a directory")):
         refused = pnrt("quantize", folder / "tiny.gguf", place, "--mix", "pn4")
         assert (refused.exit_code, words in refused.stderr) == (2, True)
     for args in (("run", source, "-p", "x"), ("quantize", source, out, "--mix", "pn4")):
