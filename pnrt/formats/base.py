@@ -109,8 +109,11 @@ class Format:
         """Take rows apart: [N, row_bytes] uint8 -> Parts."""
         blocks = self._blocks(rows)
         with np.errstate(all="ignore"):
-            parts = self.block_parts(blocks)
-        return Parts(*(None if a is None else a.reshape(len(rows), -1) for a in parts))
+            codes, scale, offset = self.block_parts(blocks)
+        k = self.columns(rows.shape[1])
+        shape = (len(rows), k // self.group)
+        offset = None if offset is None else offset.reshape(shape)
+        return Parts(codes.reshape(len(rows), k), scale.reshape(shape), offset)
 
     def decode(self, rows: np.ndarray) -> np.ndarray:
         """Dequantize: [N, row_bytes] uint8 -> [N, K] float32, to the bit as FORMATS says."""

@@ -106,7 +106,7 @@ class Ternary(Format):
         self.codes = np.array([values.index(v) for v in (-1, 0, 1)], np.uint8)
 
     def parts(self, rows: np.ndarray) -> Parts:
-        codes = self.block_codes(self._blocks(rows)).reshape(len(rows), -1)
+        codes = self.block_codes(self._blocks(rows)).reshape(len(rows), self.columns(rows.shape[1]))
         groups = -(-codes.shape[1] // self.group)
         return Parts(codes, np.ones((len(rows), groups), np.float32))
 

@@ -43,7 +43,7 @@ class PN(Format):
     def codes(self, words: np.ndarray) -> np.ndarray:
         """words [n, 8] uint32 -> codes - zero [n, B] int32."""
         codes = words[:, :, None] >> self.shifts & np.uint32(2 * self.zero - 1)
-        return codes.reshape(len(words), -1).astype(np.int32) - self.zero
+        return codes.reshape(len(words), self.block).astype(np.int32) - self.zero
 
     def pack(self, d: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """d [n] float16, codes [n, B] from 0 -> blocks [n, 34] uint8."""

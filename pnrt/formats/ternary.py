@@ -46,7 +46,7 @@ class TQ1(TQ2):
         parts = []
         for start, count, used in PARTS:
             fraction = (blocks[:, None, start : start + count] * powers[:used]).astype(np.uint16)
-            parts.append((fraction * 3 >> 8).reshape(len(blocks), -1))
+            parts.append((fraction * 3 >> 8).reshape(len(blocks), used * count))
         return np.concatenate(parts, axis=1)
 
     def pack(self, digits: np.ndarray) -> np.ndarray:

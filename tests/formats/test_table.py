@@ -60,6 +60,7 @@ def test_shapes(form):
         assert parts.scale.shape == (3, columns // form.group)
         has_offset = form.name in ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
         assert (parts.offset is not None) == has_offset
+        assert form.parts(rows[:0]).scale.shape == (0, columns // form.group)
     else:
         with pytest.raises(FormatError, match="Use decode"):
             form.parts(rows)
