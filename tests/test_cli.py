@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from pnrt.cli import app
 from pnrt.cli.app import _prepare_streams
+from pnrt.cli.output import progress
 from pnrt.container.gguf import open_gguf
 from pnrt.demo import write_tiny_model
 from pnrt.formats import FORMATS
@@ -493,3 +494,15 @@ def test_closed_streams_and_narrow_encodings_stop_nothing(monkeypatch):
     print("nobody reads this")
     print("caf\u00e9", file=sys.stderr, end="", flush=True)
     assert narrow.buffer.getvalue() == b"caf\\xe9"
+
+
+def test_names_out_of_files_do_not_drive_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with progress() as tell:
+        tell("blk[/b]\x1b[2J", 1, 2)
+        tell("remark [/b]", -1, 0)
+    shown = capsys.readouterr().err
+    assert "blk[/b]" in shown
+    assert "remark [/b]" in shown
+    assert "\x1b[2J" not in shown

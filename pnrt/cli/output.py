@@ -82,14 +82,19 @@ def progress() -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[count]}"))
+    from pnrt.screen.parts import visible
+
+    # what runs may be a name out of a file: it is no markup and does not drive the terminal
+    console = Console(stderr=True, highlight=False, markup=False)
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(30), TextColumn("{task.fields[count]}"))
     bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
     last = time.monotonic()
     task = None
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal task, last
+        what = visible(what)
         if done < 0:
             console.print(what)
             return
