@@ -19,6 +19,7 @@ import numpy as np
 
 from pnrt import __version__
 from pnrt.errors import ModelError
+from pnrt.machine import cpu_model, cpu_target, default_threads
 from pnrt.stream import context
 
 if TYPE_CHECKING:
@@ -124,23 +125,8 @@ def versions(names: tuple[str, ...] = ("numba", "llvmlite", "numpy")) -> dict[st
     return found
 
 
-def cpu_model() -> str:
-    """The processor's name as the system states it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        # no /proc outside Linux
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
 def machine() -> dict[str, Any]:
     """What a measured number needs next to it to mean anything later."""
-    from pnrt.machine import cpu_target, default_threads
-
     threads, reason = default_threads()
     return {
         "cpu": cpu_model(),

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pnrt import __version__, jit
-from pnrt.bench import cpu_model
 from pnrt.errors import PnrtError
-from pnrt.machine import cpu_features, cpu_target, default_threads, user_cache
+from pnrt.machine import cpu_features, cpu_model, cpu_target, default_threads, user_cache
 
 # instruction sets a kernel can gain from, with what to expect without them
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vnni", "avxvnni")

@@ -1,4 +1,4 @@
-"""What this machine gives the process: instruction sets, threads, a place for files."""
+"""What this machine is and gives the process: instruction sets, threads, a place for files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def user_cache() -> Path:
         # a user without a home, as in some containers: nothing can be kept
         home = Path("/nonexistent")
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "pnrt"
+
+
+def cpu_model() -> str:
+    """The processor's name as the system states it."""
+    # no /proc outside Linux
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 @functools.cache
