@@ -72,8 +72,8 @@ MIXES: dict[str, Mix] = {
         special=(
             _SMALL,
             (r"attn_[kv]\.", _PN4),
-            (r"^token_embd\.", ("q3_K", "q8_0", "f16")),
-            (r"^output\.", ("q4_K", "q8_0", "f16")),
+            (r"^token_embd\.", ("q3_K", "q4_0", "q8_0", "f16")),
+            (r"^output\.", ("q4_K", "q5_0", "q8_0", "f16")),
         ),
     ),
     "q4_k_m": Mix(
