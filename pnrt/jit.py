@@ -34,7 +34,10 @@ log = logging.getLogger("pnrt")
 
 ROOT = Path(__file__).resolve().parent
 # the rooms that hold compiled code; an edit anywhere in them makes a new cache directory
-SOURCES = ("jit.py", "native.py", "emit.py", "simd.py", "scalars.py", "cpu/*.py", "formats/*.py")
+SOURCES = (
+    "jit.py", "native.py", "emit.py", "simd.py", "rows.py", "scalars.py",
+    "cpu/*.py", "cuda/pack*.py", "formats/*.py",
+)  # fmt: skip
 DIGEST_BYTES = 32
 # turns of some 0.6 ns a thread waits at a barrier awake: a core that others want is given away, and
 # waking up takes longer than most waits. No pause instruction: many of them in a row trap into the

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import register_model
-from numba.types import float32, int32, int64, uint8, uint16, void
+from numba.types import float32, int32, int64, uint8, uint16, uint64, void
 
 from pnrt.emit import (
     FLOAT,
@@ -111,6 +111,8 @@ load_i8 = reader(i32x16, lambda b, p: b.sext(load_vector(b, p, vector(I8), 1), v
 splat_i32 = reader(i32x16, lambda b, p: splat(b, load_vector(b, p, I32, 4)))
 splat_f32 = reader(f32x16, lambda b, p: splat(b, load_vector(b, p, FLOAT, 4)))
 read_i64 = reader(int64, lambda b, p: load_vector(b, p, I64, 8))
+# at any address
+read_u64 = reader(uint64, lambda b, p: load_vector(b, p, I64, 1))
 read_i32 = reader(int32, lambda b, p: load_vector(b, p, I32, 4))
 read_u8 = reader(uint8, lambda b, p: load_vector(b, p, I8, 1))
 read_u16 = reader(uint16, lambda b, p: load_vector(b, p, I16, 2))

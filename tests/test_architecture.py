@@ -25,11 +25,12 @@ BELOW = {
     "jit": {"errors", "machine", "native"},
     "formats": {"errors", "scalars", "machine", "emit", "simd", "jit"},
     "reference": {"errors", "scalars", "formats"},
+    "rows": {"formats", "jit", "simd"},
 }
 BACKENDS = {"backend", "cpu", "cuda"}
 # numba at the top of a module: the kernels, what they and jit share, what quantizing imports late
 COMPILED = tuple(f"formats/{name}.py" for name in ("pn_search", "fwht", "fit_search"))
-NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", "emit.py", "simd.py", *COMPILED)
+NUMBA_AT_THE_TOP = ("cpu/", "cuda/", "native.py", "emit.py", "rows.py", "simd.py", *COMPILED)
 NUMBA_INSIDE = (*NUMBA_AT_THE_TOP, "jit.py", "machine.py")
 FRONT = ("cli/", "__main__.py")
 
@@ -152,7 +153,15 @@ def test_only_kernels_import_numba():
 def test_kernel_modules_are_imported_when_needed():
     """Nobody outside a kernel room loads one at the top of a module."""
     compiled = (f"pnrt.{name.removesuffix('.py').replace('/', '.')}" for name in COMPILED)
-    targets = ("pnrt.cpu", "pnrt.cuda", "pnrt.emit", "pnrt.native", "pnrt.simd", *compiled)
+    targets = (
+        "pnrt.cpu",
+        "pnrt.cuda",
+        "pnrt.emit",
+        "pnrt.native",
+        "pnrt.rows",
+        "pnrt.simd",
+        *compiled,
+    )
     wrong = [
         f"pnrt/{m.name}:{i.line} imports {i.module}"
         for m in modules()

@@ -6,6 +6,7 @@ compile at once is written twice, which the cache allows.
 
 from pnrt.cpu import matmul, matvec, pack, unpack
 from pnrt.cpu.activations import TILE
+from pnrt.cuda import packers
 
 from .ops.cases import QUANTIZED
 
@@ -15,6 +16,7 @@ def main() -> None:
     for name in QUANTIZED:
         kernels = (
             pack.pack_kernel(name),
+            packers.packer(name),
             matvec.one_kernel(name),
             unpack.unpack_kernel(name, "q8_0"),
             matmul.matmul_kernel(name, "q8_0", TILE),

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pnrt.cpu import rows
+from pnrt import rows
 from pnrt.cpu.dots import lookup
 from pnrt.cpu.layout import GROUPS
 from pnrt.formats import FORMATS
-from pnrt.formats.codebook import E2M1, NL
 from pnrt.jit import inline
 from pnrt.simd import (
     and_,
@@ -215,12 +214,11 @@ def _fp8_value(v, dw, m):
 _left20, _left24, _low7, _top_bit = shift_left(20), shift_left(24), bits(0x7F), bits(0x80)
 
 
-def _codec(layout, zero, codes, scales, *, table=(), value=None, stored=None, fp8=False) -> Codec:
-    value = value or _plain(128 if table else zero, scales.offset)
-    return Codec(layout, zero, codes, scales, value, stored or scales.at, table, fp8)
-
-
-_NL, _E2M1 = (tuple(int(v) for v in table) for table in (NL, E2M1))
+def _codec(name: str, layout: str, scales: Scales, more: dict | None = None) -> Codec:
+    read, zero, table = rows.CODES[name]
+    value = _plain(128 if table else zero, scales.offset)
+    found = Codec(layout, zero, read, scales, value, scales.at, table)
+    return found._replace(**(more or {}))
 
 
 def _k(nbytes, offset, per, read, minimum=None, second=0) -> Scales:
@@ -248,60 +246,42 @@ def _make() -> dict[str, Codec]:
         return mul(mul(to_f32(sub_i(v, _eight())), dw), set_f32(np.float32(0.125)))
 
     fp8 = {"value": _fp8_value, "fp8": True}
-    return {
-        "pn3t": _codec("three", 4, rows.pn3t_codes, _halves(80, 34, 0)),
-        "pn4t": _codec("nibble", 8, rows.pn4t_codes, _halves(64, 34, 0)),
-        "q8_0": _codec("byte", 128, rows.bytes_codes(34, 2, 0x80), _halves(32, 34, 0)),
-        "q4_0": _codec("nibble", 8, rows.nibbles(18, 2), _halves(32, 18, 0)),
-        "q4_1": _codec("nibble", 0, rows.nibbles(20, 4), _halves(32, 20, 0, 2)),
-        "q5_0": _codec("five", 16, rows.fives(22, 2), _halves(32, 22, 0)),
-        "q5_1": _codec("five", 0, rows.fives(24, 4), _halves(32, 24, 0, 2)),
-        "q2_K": _codec(
-            "two", 0, rows.planes(84, 16), _k(84, 80, 16, rows.q2_k_scale, rows.q2_k_minimum, 82)
+    table = {
+        "pn3t": ("three", _halves(80, 34, 0)),
+        "pn4t": ("nibble", _halves(64, 34, 0)),
+        "q8_0": ("byte", _halves(32, 34, 0)),
+        "q4_0": ("nibble", _halves(32, 18, 0)),
+        "q4_1": ("nibble", _halves(32, 20, 0, 2)),
+        "q5_0": ("five", _halves(32, 22, 0)),
+        "q5_1": ("five", _halves(32, 24, 0, 2)),
+        "q2_K": ("two", _k(84, 80, 16, rows.q2_k_scale, rows.q2_k_minimum, 82)),
+        "q3_K": ("three", _k(110, 108, 16, rows.q3_k_scale)),
+        "q4_K": (
+            "nibble", _k(144, 0, 32, rows.six_bits(144, False), rows.six_bits(144, True), 2)
         ),
-        "q3_K": _codec("three", 4, rows.q3_k_codes, _k(110, 108, 16, rows.q3_k_scale)),
-        "q4_K": _codec(
-            "nibble", 0, rows.runs(144, 16),
-            _k(144, 0, 32, rows.six_bits(144, False), rows.six_bits(144, True), 2),
+        "q5_K": ("five", _k(176, 0, 32, rows.six_bits(176, False), rows.six_bits(176, True), 2)),
+        "q6_K": ("six", _k(210, 208, 16, rows.q6_k_scale)),
+        "iq4_nl": ("nibble", _halves(32, 18, 0)),
+        "iq4_xs": ("nibble", _k(136, 0, 32, rows.iq4_xs_scale)),
+        "tq1_0": ("two", _halves(256, 54, 52)),
+        "tq2_0": ("two", _halves(256, 66, 64)),
+        "mxfp4": ("nibble", _power(rows.mxfp4_scale, 0.5)),
+        "nvfp4": ("nibble", Scales((Plane(2, 16, rows.nvfp4_scale),), _halves(16, 0, 0).at)),
+        "e4m3": ("byte", e4m3._replace(at=e4m3_at), {"stored": e4m3.at, **fp8}),
+        "mxfp8": (
+            "byte", _power(rows.mxfp8_scale, 2.0**-9),
+            {"stored": _power(rows.mxfp8_scale, 1.0).at, **fp8},
         ),
-        "q5_K": _codec(
-            "five", 0, rows.runs(176, 48, 16),
-            _k(176, 0, 32, rows.six_bits(176, False), rows.six_bits(176, True), 2),
+        "mxfp8_264": (
+            "byte", _power(rows.mxfp8_264_scale, 2.0**-9),
+            {"stored": _power(rows.mxfp8_264_scale, 1.0).at, **fp8},
         ),
-        "q6_K": _codec("six", 32, rows.q6_k_codes, _k(210, 208, 16, rows.q6_k_scale)),
-        "iq4_nl": _codec("nibble", 0, rows.nibbles(18, 2), _halves(32, 18, 0), table=_NL),
-        "iq4_xs": _codec(
-            "nibble", 0, rows.nibbles(136, 8, 8), _k(136, 0, 32, rows.iq4_xs_scale), table=_NL
-        ),
-        "tq1_0": _codec("two", 1, rows.tq1_codes, _halves(256, 54, 52)),
-        "tq2_0": _codec("two", 1, rows.planes(66, 0), _halves(256, 66, 64)),
-        "mxfp4": _codec(
-            "nibble", 0, rows.nibbles(17, 1), _power(rows.mxfp4_scale, 0.5), table=_E2M1
-        ),
-        "nvfp4": _codec(
-            "nibble", 0, rows.nvfp4_codes,
-            Scales((Plane(2, 16, rows.nvfp4_scale),), _halves(16, 0, 0).at), table=_E2M1,
-        ),
-        "e4m3": _codec(
-            "byte", 0, rows.bytes_codes(34, 2), e4m3._replace(at=e4m3_at), stored=e4m3.at, **fp8
-        ),
-        "mxfp8": _codec(
-            "byte", 0, rows.bytes_codes(33, 1), _power(rows.mxfp8_scale, 2.0**-9),
-            stored=_power(rows.mxfp8_scale, 1.0).at, **fp8,
-        ),
-        "mxfp8_264": _codec(
-            "byte", 0, rows.bytes_codes(264, 0, 0, 8), _power(rows.mxfp8_264_scale, 2.0**-9),
-            stored=_power(rows.mxfp8_264_scale, 1.0).at, **fp8,
-        ),
-        "cyb_q8": _codec(
-            "byte", 128, rows.bytes_codes(34, 2, 0x80), eights, value=over_127, stored=eights_stored
-        ),
-        "cyb_q4": _codec(
-            "nibble", 8, rows.nibbles(18, 2), fours, value=over_8, stored=fours_stored
-        ),
-        "cyb_ternary": _codec("two", 1, rows.pairs((0, 1, -1, 0)), Scales((), _one)),
-        "bitnet_ternary": _codec("two", 1, rows.pairs((-1, 0, 1, 0)), Scales((), _one)),
+        "cyb_q8": ("byte", eights, {"value": over_127, "stored": eights_stored}),
+        "cyb_q4": ("nibble", fours, {"value": over_8, "stored": fours_stored}),
+        "cyb_ternary": ("two", Scales((), _one)),
+        "bitnet_ternary": ("two", Scales((), _one)),
     }  # fmt: skip
+    return {name: _codec(name, *entry) for name, entry in table.items()}
 
 
 _bias, _eight = bits(128), bits(8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,11 +127,15 @@ class CudaBackend:
         layout = pack.layout(format, len(rows), K)
         weight = Weight(layout, self._take(layout.nbytes))
         step = max(1, SLICE // rows.shape[1])
-        for first in range(0, len(rows), step):
-            part = rows[first : first + step]
-            if before:
-                before(first, first + len(part))
-            upload.upload(self.device, [upload.Matrix(layout, part, weight.address, first)])
+
+        def parts() -> Iterator[upload.Matrix]:
+            for first in range(0, len(rows), step):
+                part = rows[first : first + step]
+                if before:
+                    before(first, first + len(part))
+                yield upload.Matrix(layout, part, weight.address, first)
+
+        upload.upload(self.device, parts())
         return weight
 
     def matmul(self, weight: Weight, x: np.ndarray, activations: str = "q8_0") -> np.ndarray:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pnrt.cuda.pack import Weight, pack_rows
+from pnrt.cuda.pack import Weight
+from pnrt.cuda.packers import pack_rows
+from pnrt.jit import default_threads
 
 # bytes of a file's rows packed at once
 PIECE = 8 << 20
@@ -37,13 +39,15 @@ def pieces(matrix: Matrix) -> Iterator[tuple[int, int]]:
 def upload(
     device: Any,
     matrices: Iterable[Matrix],
-    threads: int = 2,
+    threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Pack and copy matrices, at most `threads` pieces ahead of the copy.
 
     Args:
         device: launch.Gpu or standin.StandIn.
+        matrices: taken one by one, in order.
+        threads: that pack; None for as many as this process may use.
         progress: told of the file's bytes after each piece.
     """
 
@@ -58,6 +62,7 @@ def upload(
         if progress:
             progress((last - first) * matrix.rows.shape[1])
 
+    threads = threads or default_threads()[0]
     waiting: deque = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

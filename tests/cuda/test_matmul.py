@@ -5,7 +5,8 @@ import pytest
 
 from pnrt import reference
 from pnrt.cuda import matmul
-from pnrt.cuda.pack import CODECS, layout, pack, pack_rows
+from pnrt.cuda.pack import CODECS
+from pnrt.cuda.packers import pack
 from pnrt.cuda.standin import StandIn
 from pnrt.formats import FORMATS
 from pnrt.testing import assert_bits_equal
@@ -134,15 +135,3 @@ def test_scales_beyond_fp16_are_noted():
     assert multiply("q4_0", rows, 64, x, "q8_0")[1] == 0
     x[0, 3] = 65520 * 127
     assert multiply("q4_0", rows, 64, x, "q8_0")[1] == 1
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_a_matrix_can_be_packed_row_by_row(name):
-    k = widths(name)[1]
-    rows = random_rows(name, 3, k)
-    together = pack_rows(name, rows, k)
-    for i in range(3):
-        for whole, alone in zip(together, pack_rows(name, rows[i : i + 1], k), strict=True):
-            np.testing.assert_array_equal(whole[i : i + 1], alone)
-    sizes = tuple(plane.shape[1] for plane in together)
-    assert sizes == layout(name, 3, k).row_bytes

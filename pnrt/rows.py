@@ -1,16 +1,24 @@
 """Codes and small scales straight from the bytes of a row, one function per way to keep them.
 
 codes(row, u, n, c) writes the first n codes of unit u of the row at an address into the bytes at c;
-scale(row, index) gives the integer of a group, counted along the row.
+scale(row, index) gives the integer of a group, counted along the row. Both backends pack with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
+from pnrt.formats.codebook import E2M1, NL
 from pnrt.formats.fp8 import e4m3_magnitude
 from pnrt.jit import inline
-from pnrt.simd import i8_at, read_i32, read_u8, read_u16, u8_at, u16_at, u64_at
+from pnrt.simd import i8_at, read_u8, read_u16, read_u64, u8_at, u16_at, u64_at
+
+# a byte in all eight bytes of a word: codes are read eight at a time
+_ALL = 0x0101010101010101
+_1, _3, _15 = (np.uint64(_ALL * byte) for byte in (1, 3, 15))
 
 # readers of codes: one unit of a row
 
@@ -20,41 +28,44 @@ def nibbles(nbytes: int, offset: int, runs: int = 1):
 
     @inline
     def codes(row, u, n, c):
-        out = u8_at(c)
-        q = u8_at(row + u // runs * nbytes + offset + u % runs * 16)
-        for j in range(16):
-            out[j] = q[j] & 15
-            out[j + 16] = q[j] >> 4
+        q, out = row + u // runs * nbytes + offset + u % runs * 16, u64_at(c)
+        for i in range(2):
+            both = read_u64(q + 8 * i)
+            out[i], out[i + 2] = both & _15, both >> np.uint64(4) & _15
 
     return codes
 
 
+@inline
+def _spread(bits):
+    """Bit i of eight becomes byte i, 0 or 1."""
+    each = np.uint64(bits) * np.uint64(_ALL) & np.uint64(0x8040201008040201)
+    return each + np.uint64(_ALL * 0x7F) >> np.uint64(7) & _1
+
+
 def fives(nbytes: int, offset: int):
     """The nibbles of 32 weights behind their fifth bits, bit j of 32 for weight j."""
+    low = nibbles(nbytes, offset + 4)
 
     @inline
     def codes(row, u, n, c):
-        out = u8_at(c)
-        block = row + u * nbytes + offset
-        high, q = np.uint32(read_i32(block)), u8_at(block + 4)
-        for j in range(16):
-            out[j] = (q[j] & 15) | (((high >> np.uint32(j)) & np.uint32(1)) << np.uint32(4))
-            out[j + 16] = (q[j] >> 4) | (
-                ((high >> np.uint32(j + 16)) & np.uint32(1)) << np.uint32(4)
-            )
+        low(row, u, n, c)
+        high, out = u8_at(row + u * nbytes + offset), u64_at(c)
+        for i in range(4):
+            out[i] |= _spread(high[i]) << np.uint64(4)
 
     return codes
 
 
 def bytes_codes(nbytes: int, offset: int, flip: int = 0, runs: int = 1):
     """One byte per weight."""
+    flips = np.uint64(_ALL * flip)
 
     @inline
     def codes(row, u, n, c):
-        out = u8_at(c)
-        q = u8_at(row + u // runs * nbytes + offset + u % runs * 32)
-        for j in range(32):
-            out[j] = q[j] ^ flip
+        q = row + u // runs * nbytes + offset + u % runs * 32
+        for i in range(4):
+            u64_at(c)[i] = read_u64(q + 8 * i) ^ flips
 
     return codes
 
@@ -64,11 +75,10 @@ def planes(nbytes: int, offset: int):
 
     @inline
     def codes(row, u, n, c):
-        out = u8_at(c)
         r = u & 7
-        q, shift = u8_at(row + (u >> 3) * nbytes + offset + (r >> 2) * 32), 2 * (r & 3)
-        for j in range(32):
-            out[j] = (q[j] >> shift) & 3
+        q, shift = row + (u >> 3) * nbytes + offset + (r >> 2) * 32, np.uint64(2 * (r & 3))
+        for i in range(4):
+            u64_at(c)[i] = read_u64(q + 8 * i) >> shift & _3
 
     return codes
 
@@ -122,11 +132,11 @@ def pn4t_codes(row, u, n, c):
 @inline
 def q3_k_codes(row, u, n, c):
     """Two bits in planes, the third apart."""
-    out = u8_at(c)
     block, r = row + (u >> 3) * 110, u & 7
-    high, q, shift = u8_at(block), u8_at(block + 32 + (r >> 2) * 32), 2 * (r & 3)
-    for j in range(32):
-        out[j] = ((q[j] >> shift) & 3) | (((high[j] >> r) & 1) << 2)
+    q, shift = block + 32 + (r >> 2) * 32, np.uint64(2 * (r & 3))
+    for i in range(4):
+        high = read_u64(block + 8 * i) >> np.uint64(r) & _1
+        u64_at(c)[i] = read_u64(q + 8 * i) >> shift & _3 | high << np.uint64(2)
 
 
 def runs(nbytes: int, offset: int, high: int | None = None):
@@ -136,15 +146,14 @@ def runs(nbytes: int, offset: int, high: int | None = None):
 
     @inline
     def codes(row, u, n, c):
-        out = u8_at(c)
         block, r = row + (u >> 3) * nbytes, u & 7
-        q, shift = u8_at(block + offset + (r >> 1) * 32), 4 * (r & 1)
-        for j in range(32):
-            out[j] = (q[j] >> shift) & 15
-        if fifth:
-            h = u8_at(block + behind)
-            for j in range(32):
-                out[j] |= ((h[j] >> r) & 1) << 4
+        q, shift = block + offset + (r >> 1) * 32, np.uint64(4 * (r & 1))
+        for i in range(4):
+            code = read_u64(q + 8 * i) >> shift & _15
+            if fifth:
+                high = read_u64(block + behind + 8 * i) >> np.uint64(r) & _1
+                code |= high << np.uint64(4)
+            u64_at(c)[i] = code
 
     return codes
 
@@ -152,12 +161,12 @@ def runs(nbytes: int, offset: int, high: int | None = None):
 @inline
 def q6_k_codes(row, u, n, c):
     """Low nibbles in runs of 64, high pairs in planes."""
-    out = u8_at(c)
     block, r = row + (u >> 3) * 210, u & 7
-    low, shift = u8_at(block + (r >> 2) * 64 + (r & 1) * 32), 4 * ((r >> 1) & 1)
-    high, up = u8_at(block + 128 + (r >> 2) * 32), 2 * (r & 3)
-    for j in range(32):
-        out[j] = ((low[j] >> shift) & 15) | (((high[j] >> up) & 3) << 4)
+    low, shift = block + (r >> 2) * 64 + (r & 1) * 32, np.uint64(4 * ((r >> 1) & 1))
+    high, up = block + 128 + (r >> 2) * 32, np.uint64(2 * (r & 3))
+    for i in range(4):
+        pair = read_u64(high + 8 * i) >> up & _3
+        u64_at(c)[i] = read_u64(low + 8 * i) >> shift & _15 | pair << np.uint64(4)
 
 
 @inline
@@ -192,12 +201,10 @@ def tq1_codes(row, u, n, c):
 @inline
 def nvfp4_codes(row, u, n, c):
     """Groups of 16: eight low nibbles, then the same bytes' high ones."""
-    out = u8_at(c)
-    q = u8_at(row + (u >> 1) * 36 + 4 + (u & 1) * 16)
+    q, out = row + (u >> 1) * 36 + 4 + (u & 1) * 16, u64_at(c)
     for h in range(2):
-        for j in range(8):
-            out[16 * h + j] = q[8 * h + j] & 15
-            out[16 * h + 8 + j] = q[8 * h + j] >> 4
+        both = read_u64(q + 8 * h)
+        out[2 * h], out[2 * h + 1] = both & _15, both >> np.uint64(4) & _15
 
 
 def pairs(values: tuple[int, int, int, int]):
@@ -294,3 +301,46 @@ def mxfp8_scale(row, index):
 def mxfp8_264_scale(row, index):
     """One of eight exponent bytes behind the codes."""
     return np.int64(read_u8(row + (index >> 3) * 264 + 256 + (index & 7)))
+
+
+class Codes(NamedTuple):
+    """How the codes of a format are read.
+
+    read: codes(row, u, n, c) as above; zero: what the code of weight zero is; table: the values of
+    codes, in place of code - zero. Codes of e4m3 and mxfp8 are 8-bit floats.
+    """
+
+    read: Callable
+    zero: int = 0
+    table: tuple[int, ...] = ()
+
+
+_NL, _E2M1 = (tuple(int(v) for v in table) for table in (NL, E2M1))
+# every format with scales
+CODES = {
+    "pn3t": Codes(pn3t_codes, 4),
+    "pn4t": Codes(pn4t_codes, 8),
+    "q8_0": Codes(bytes_codes(34, 2, 0x80), 128),
+    "q4_0": Codes(nibbles(18, 2), 8),
+    "q4_1": Codes(nibbles(20, 4)),
+    "q5_0": Codes(fives(22, 2), 16),
+    "q5_1": Codes(fives(24, 4)),
+    "q2_K": Codes(planes(84, 16)),
+    "q3_K": Codes(q3_k_codes, 4),
+    "q4_K": Codes(runs(144, 16)),
+    "q5_K": Codes(runs(176, 48, 16)),
+    "q6_K": Codes(q6_k_codes, 32),
+    "iq4_nl": Codes(nibbles(18, 2), 0, _NL),
+    "iq4_xs": Codes(nibbles(136, 8, 8), 0, _NL),
+    "tq1_0": Codes(tq1_codes, 1),
+    "tq2_0": Codes(planes(66, 0), 1),
+    "mxfp4": Codes(nibbles(17, 1), 0, _E2M1),
+    "nvfp4": Codes(nvfp4_codes, 0, _E2M1),
+    "e4m3": Codes(bytes_codes(34, 2)),
+    "mxfp8": Codes(bytes_codes(33, 1)),
+    "mxfp8_264": Codes(bytes_codes(264, 0, 0, 8)),
+    "cyb_q8": Codes(bytes_codes(34, 2, 0x80), 128),
+    "cyb_q4": Codes(nibbles(18, 2), 8),
+    "cyb_ternary": Codes(pairs((0, 1, -1, 0)), 1),
+    "bitnet_ternary": Codes(pairs((-1, 0, 1, 0)), 1),
+}
