@@ -1,8 +1,9 @@
-"""What the tuned products cost on a P100, read from their machine code: python -m perf.sm60 --help
+"""What kernels cost on a P100, read from their machine code: python -m perf.sm60 --help
 
-No GPU takes part. Each kernel is compiled for sm_60 and disassembled; every instruction of the loop
-over rows is counted, inner loops times their trips, and divided by the weights of a trip: issue
-slots per weight. Beside it stands what the card's bandwidth leaves. Only a GPU tells the speed.
+No GPU takes part. Each kernel is compiled for sm_60 and disassembled. Of a one-token product every
+instruction of the loop over rows is counted, inner loops times their trips, and divided by the
+weights of a trip: issue slots per weight. Beside it stands what the card's bandwidth leaves. Of the
+kernels that read prompts the innermost loop is counted. Only a GPU tells the speed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pnrt.cuda import build, matvec
+from pnrt.cuda import attention, build, delta, matmul, matvec
+from pnrt.cuda.kernel import Kernel
 from pnrt.cuda.pack import layout
 from pnrt.errors import DeviceError, PnrtError
 
@@ -153,6 +156,44 @@ def measure(name: str, K: int, nvdisasm: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def innermost(code: list[str], loops: list[Loop]) -> Counter[str]:
+    """Instructions of the loop that contains no other and most multiply-adds."""
+    inside = [a for a in loops if not any(a != b and a.first <= b.first < a.last for b in loops)]
+    counts = [Counter(_name(c) for c in code[a.first : a.last + 1]) for a in inside]
+    return max(counts, key=lambda c: c["XMAD"] + c["FFMA"])
+
+
+def prompt_kernels() -> list[tuple[str, Kernel, Callable[[Counter[str]], float]]]:
+    """What a slot is counted per, the kernel, and how many of those its innermost loop does."""
+    found = []
+    for name, K in CASES:
+        for view in ("q8_0", "f32"):
+            call = matmul.multiply(layout(name, 64, K), 0, view, 0, 0, 64, 64)
+            # a trip is a block of 32 weights of each row, for each token of a warp's tile
+            work = 32 * 64 * 64 / (matmul.WARPS * call.grid[0] * call.grid[1])
+            found.append(("weight and token", call.kernel, lambda c, work=work: work))
+    scores, _, mix, _ = attention.attention_kernels["f16"]
+    for kernel in (scores, mix):
+        found.append(("position and element", kernel, lambda c: c["FFMA"]))
+    # three multiply-adds: what is recalled, renewed, put out
+    found.append(("element of a state", delta.kernel_for(128), lambda c: c["FFMA"] / 3))
+    return found
+
+
+def measure_prompt(nvdisasm: str) -> list[dict[str, Any]]:
+    """The second table."""
+    rows = []
+    for unit, kernel, work in prompt_kernels():
+        built = build.build(kernel)
+        total = innermost(*listing(built.cubin, nvdisasm))
+        rows.append({
+            "kernel": kernel.name, "registers": built.registers, "spills": built.spills,
+            "local": built.local, "unit": unit, "slots": sum(total.values()) / work(total),
+            "instructions": dict(total.most_common()),
+        })  # fmt: skip
+    return rows
+
+
 def main(words: list[str] | None = None) -> int:
     """0: every kernel within its target; 1: one is not; 2: it could not be told."""
     parser = argparse.ArgumentParser(prog="python -m perf.sm60", description=__doc__)
@@ -162,11 +203,12 @@ def main(words: list[str] | None = None) -> int:
     try:
         nvdisasm = disassembler(options.nvdisasm)
         rows = [measure(name, K, nvdisasm) for name, K in CASES]
+        prompts = measure_prompt(nvdisasm)
     except PnrtError as error:
         print(f"perf.sm60: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps({"token": rows, "prompt": prompts}, indent=1))
     else:
         print("format      K  regs spills  slots/w  weighted  target  budget  x bandwidth")
         for r in rows:
@@ -175,7 +217,12 @@ def main(words: list[str] | None = None) -> int:
                 f"{r['weighted']:9.3f} {r['target']:7.1f} {r['budget']:7.2f} "
                 f"{r['bandwidth_bound']:8.2f}"
             )
-    return int(any(r["slots"] > r["target"] or r["spills"] for r in rows))
+        print("\nprompt kernel                    regs spills  slots  per")
+        for r in prompts:
+            figures = f"{r['registers']:4} {r['spills']:6} {r['slots']:6.2f}"
+            print(f"{r['kernel']:32} {figures}  {r['unit']}")
+    late = any(r["slots"] > r["target"] for r in rows)
+    return int(late or any(r["spills"] or r["local"] for r in rows + prompts))
 
 
 if __name__ == "__main__":

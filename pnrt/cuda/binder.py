@@ -160,7 +160,7 @@ class Binder:
         )  # fmt: skip
 
     def delta(self, step) -> None:
-        n, which = step.numbers, delta.delta_kernel
+        n, which = step.numbers, delta.kernel_for(step.numbers["n"])
         q, k, v, g, beta = (self.slot(name) for name in step.inputs[:5])
         self.simple(
             step, which, elements(n["n"] * n["heads"], 1, which), *q, *k, *v, n["first"], *g, *beta,

@@ -1,15 +1,34 @@
 """The recurrent blocks' convolution and gated delta rule (NUMERICS.md 4): token after token.
 
 A thread is a channel or a column of a head's state and runs all tokens, so a prompt and single
-tokens do the same. The state of a head is [n keys][n columns]: neighbours read neighbours.
+tokens do the same. The state of a head is [n keys][n columns]: neighbours read neighbours. Heads of
+the usual sizes have a kernel of their own that keeps a column in registers.
 """
 
 from __future__ import annotations
 
+import functools
+
 from pnrt.cuda.control import index, tokens
 from pnrt.cuda.elementary import exp, silu, softplus
 from pnrt.cuda.kernel import Kernel, device, kernel, registers, unroll
-from pnrt.cuda.lanes import at, block_y, f32, fetch_f32, fma, load_f32, store_f32, u32, u64
+from pnrt.cuda.lanes import (
+    at,
+    bits_to_float,
+    block_y,
+    f32,
+    fetch_f32,
+    fma,
+    load_f32,
+    shared,
+    shared_load_u32x4,
+    shared_store_f32,
+    store_f32,
+    syncthreads,
+    thread,
+    u32,
+    u64,
+)
 
 # loads of a thread that are under way together
 AHEAD = 8
@@ -109,6 +128,67 @@ def delta_kernel(q: u64, q_width: u32, k: u64, k_width: u32, v: u64, v_width: u3
             store_f32(at(out, t * out_width + i, 4), o)
 
 
+@functools.cache
+def held_kernel(n: int) -> Kernel:
+    """delta_kernel for one n that divides 128: a column stays in registers over all tokens.
+
+    Grid: n * heads threads. Keys and queries of a token go through shared memory.
+    """
+
+    @device
+    def keys(part, r, x):
+        a, b, c, d = shared_load_u32x4(part + 16 * r)
+        x[0], x[1] = bits_to_float(a), bits_to_float(b)
+        x[2], x[3] = bits_to_float(c), bits_to_float(d)
+
+    @kernel(name=f"delta_{n}", registers=168)
+    def delta(q: u64, q_width: u32, k: u64, k_width: u32, v: u64, v_width: u32, first: u32,
+              g: u64, g_width: u32, beta: u64, beta_width: u32, state: u64, out: u64,
+              out_width: u32, size: u32, heads: u32, key_heads: u32, control: u64):  # fmt: skip
+        i = min(index(), n * heads - 1)
+        w = x = y = registers()
+        h, c, base = i // n, i % n, shared(1024)
+        part = base + thread() // n * n * 4
+        s = at(state, h * n * n + c, 4)
+        for r in unroll(n):
+            w[r] = load_f32(at(s, r * n, 4))
+        for t in range(u32(0), tokens(control)):
+            place = h % key_heads * n + c
+            shared_store_f32(base + thread() * 4, fetch_f32(at(k, t * k_width + place, 4)))
+            shared_store_f32(base + 512 + thread() * 4, fetch_f32(at(q, t * q_width + place, 4)))
+            decay = fetch_f32(at(g, t * g_width + h, 4))
+            value = fetch_f32(at(v, t * v_width + first + i, 4))
+            u, o = f32(0.0), f32(0.0)
+            syncthreads()
+            for r in unroll(n // 4):
+                keys(part, r, x)
+                for j in unroll(4):
+                    w[4 * r + j] = w[4 * r + j] * decay
+                    u = fma(w[4 * r + j], x[j], u)
+            e = (value - u) * fetch_f32(at(beta, t * beta_width + h, 4))
+            # or the keys would be held in registers from above
+            syncthreads()
+            for r in unroll(n // 4):
+                keys(part, r, x)
+                keys(part + 512, r, y)
+                for j in unroll(4):
+                    w[4 * r + j] = fma(e, x[j], w[4 * r + j])
+                    o = fma(w[4 * r + j], y[j], o)
+            syncthreads()
+            if index() == i:
+                store_f32(at(out, t * out_width + i, 4), o)
+        if index() == i:
+            for r in unroll(n):
+                store_f32(at(s, r * n, 4), w[r])
+
+    return delta
+
+
+def kernel_for(n: int) -> Kernel:
+    """The kernel for heads of n keys."""
+    return held_kernel(n) if n >= 4 and 128 % n == 0 else delta_kernel
+
+
 def kernels() -> list[Kernel]:
     """Every kernel of this module."""
-    return [conv_silu_kernel, decay_kernel, delta_kernel]
+    return [conv_silu_kernel, decay_kernel, delta_kernel, held_kernel(128)]

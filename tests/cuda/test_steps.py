@@ -192,8 +192,13 @@ def test_conv_silu(machine, n, taps):
         assert_bits_equal(f"conv state {cut}", last, state[: taps - 1])
 
 
-@pytest.mark.parametrize(("n", "heads", "key_heads"), [(16, 4, 2), (21, 3, 1), (128, 4, 2)])
-def test_delta(machine, n, heads, key_heads):
+@pytest.mark.parametrize(
+    ("n", "heads", "key_heads", "held"),
+    [(16, 10, 2, True), (16, 4, 2, False), (21, 3, 1, False), (128, 2, 1, True)],
+)
+def test_delta(machine, n, heads, key_heads, held):
+    which = delta.kernel_for(n) if held else delta.delta_kernel
+    assert held == (which is not delta.delta_kernel)
     rng, T = np.random.default_rng(0), 5
     q, k = (reference.l2_norm(floats(T, key_heads, n) + i, 1e-6) for i in range(2))
     v, g = floats(T, heads, n), np.exp(-rng.exponential(0.3, (T, heads))).astype(np.float32)
@@ -214,7 +219,7 @@ def test_delta(machine, n, heads, key_heads):
                 beta[now].copy(), heads, memory, out, heads * n, n, heads, key_heads,
                 machine.control(count),
             )  # fmt: skip
-            machine.apply(delta.delta_kernel, -(-n * heads // 128), *args)
+            machine.apply(which, -(-n * heads // 128), *args)
             parts.append(out)
             first += count
         assert_bits_equal(f"delta {cut}", np.stack(expected), np.concatenate(parts))

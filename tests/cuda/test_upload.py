@@ -9,6 +9,7 @@ from pnrt.cuda.packers import pack, pack_rows
 from pnrt.cuda.standin import StandIn
 from pnrt.errors import FormatError
 from pnrt.formats import FORMATS
+
 from .plain_pack import plain_rows
 from .test_matmul import random_rows, widths
 
