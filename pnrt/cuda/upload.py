@@ -11,7 +11,7 @@ import numpy as np
 
 from pnrt.cuda.pack import Weight
 from pnrt.cuda.packers import pack_rows
-from pnrt.jit import default_threads
+from pnrt.machine import default_threads
 
 # bytes of a file's rows packed at once
 PIECE = 8 << 20
