@@ -271,7 +271,7 @@ def _context(config: Config, asked: int | None) -> int:
     if not 1 <= asked <= config.context_length:
         raise ModelError(
             f"context {asked}: this model holds 1 to {config.context_length} tokens. "
-            "Ask for no more than that."
+            "Ask for no more than that (--context, --ctx)."
         )
     return asked
 
