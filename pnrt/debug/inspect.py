@@ -13,7 +13,7 @@ from pnrt import __version__
 from pnrt.container.layout import TensorInfo
 from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue
-from pnrt.errors import FormatError
+from pnrt.errors import FileError, FormatError
 
 # array elements shown of a metadata array
 SHOWN = 8
@@ -202,9 +202,15 @@ def _pieces(file: MappedFile, info: TensorInfo) -> Iterator[np.ndarray]:
 
 
 def _value(value) -> dict:
-    """A metadata value for JSON: arrays are cut, non-finite floats become text."""
+    """A metadata value for JSON: arrays are cut, non-finite floats become text.
+
+    Texts of an array that are not UTF-8 become a problem, told instead of them.
+    """
     if isinstance(value, ArrayValue | list):
-        return {"value": [_plain(v) for v in value[:SHOWN]], "length": len(value)}
+        try:
+            return {"value": [_plain(v) for v in value[:SHOWN]], "length": len(value)}
+        except FileError as error:
+            return {"value": [], "length": len(value), "problem": str(error)}
     return {"value": _plain(value)}
 
 

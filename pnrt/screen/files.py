@@ -38,7 +38,7 @@ def file_screen(view: dict[str, Any]) -> Renderable:
         if "length" in row:
             inside = ", ".join(str(v) for v in value)
             value = f"[{inside}{', ...' if row['length'] > len(value) else ''}] {row['length']}"
-        text = str(value)
+        text = row.get("problem", str(value))
         keys.add_row(
             safe(row["key"]), row["type"],
             safe(text if len(text) <= 120 else f"{text[:117]}..."),

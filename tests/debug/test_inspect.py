@@ -206,6 +206,16 @@ def test_parse_block():
             parse_block(text)
 
 
+def test_texts_that_are_not_utf8_do_not_stop_the_view(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf([entry("t", "array[string]", ["a", b"\xff"])]))
+    with open_gguf(path) as file:
+        [row] = strict_json(file_view(file))["metadata"]
+    assert (row["value"], row["length"]) == ([], 2)
+    assert "byte 0 of it is 0xff" in row["problem"]
+    assert "0xff" in pnrt("inspect", path).stdout
+
+
 def test_unknown_types_do_not_stop_the_view(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf([], [info("t", (1, 256), 2**32 - 1, 0)], bytes(66)))
