@@ -60,10 +60,12 @@ def _scores_kernel(half: bool) -> Kernel:
                 line = h // (heads // groups) * capacity + p // 16 * 16
                 key, s = at(keys, line * dim + p % 16, size), f32(0.0)
                 for d in range(u32(0), whole, AHEAD):
+                    # one address for all of them: what is added is part of the instruction
+                    some, part = at(key, d * 16, size), at(source, d, 4)
                     for j in unroll(AHEAD):
-                        k[j] = load(at(key, (d + j) * 16, size))
+                        k[j] = load(some + j * 16 * size)
                     for j in unroll(AHEAD):
-                        s = fma(fetch_f32(at(source, d + j, 4)), k[j], s)
+                        s = fma(fetch_f32(part + 4 * j), k[j], s)
                 for d in range(whole, dim):
                     s = fma(fetch_f32(at(source, d, 4)), load(at(key, d * 16, size)), s)
                 store_f32(at(scores, row * capacity + p, 4), s * scale)
@@ -142,15 +144,18 @@ def _mix_kernel(half: bool) -> Kernel:
                 whole = count // AHEAD * AHEAD
                 group = h // (heads // groups) * capacity + first
                 for d in range(thread(), dim, threads()):
-                    source, part = at(values, group * dim + d, size), f32(0.0)
-                    for i in range(u32(0), whole, AHEAD):
+                    value, weight = at(values, group * dim + d, size), at(line, first, 4)
+                    part = f32(0.0)
+                    for _ in range(u32(0), whole, AHEAD):
                         for j in unroll(AHEAD):
-                            v[j] = load(at(source, (i + j) * dim, size))
+                            v[j] = load(value)
+                            value = value + dim * size
                         for j in unroll(AHEAD):
-                            part = fma(fetch_f32(at(line, first + i + j, 4)), v[j], part)
-                    for i in range(whole, count):
-                        weight = fetch_f32(at(line, first + i, 4))
-                        part = fma(weight, load(at(source, i * dim, size)), part)
+                            part = fma(fetch_f32(weight + 4 * j), v[j], part)
+                        weight = weight + 4 * AHEAD
+                    for _ in range(whole, count):
+                        part = fma(fetch_f32(weight), load(value), part)
+                        value, weight = value + dim * size, weight + 4
                     store_f32(at(parts, (row * most + b) * dim + d, 4), part)
 
     return mix_kernel
