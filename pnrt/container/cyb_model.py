@@ -245,6 +245,10 @@ def _overlaps(file: CybModel, report) -> None:
                 Problem(str(file.path), f"tensor {info.name}", found, allowed, ignored, end)
             )
         end, before = max(end, info.offset + info.nbytes), info.name
+    if file.size - end >= 4096:
+        found, allowed = f"{file.size - end} unused bytes follow {before}", "weights end the file"
+        ignored = "The bytes are ignored."
+        file.notes.append(Problem(str(file.path), "weights", found, allowed, ignored, end))
 
 
 def _siblings(file: CybModel, report) -> None:

@@ -14,6 +14,7 @@ from pnrt.container.mapped import MappedFile
 from pnrt.container.values import ArrayValue, Problem
 from pnrt.debug.health import Examination, Health
 from pnrt.errors import FileError, ModelError
+from pnrt.formats import by_id
 from pnrt.models.rotation import read_rotation
 
 # bytes looked at in one step
@@ -103,6 +104,8 @@ def iter_findings(
         for name, info in file.tensors.items():
             if info.format is None and notes is not None:
                 found = f"type {info.type_name} is not known to pnrt"
+                if kind := by_id(info.type_id, opening.get("extra_types")):
+                    found = f"rows of {info.columns} weights are no whole {kind.name} blocks"
                 allowed = f"its {info.nbytes} bytes were not checked. {file.advice(info)}"
                 notes.append(FileFinding(name, None, None, info.offset, found, allowed))
             if info.format and not info.format.weight:

@@ -253,8 +253,10 @@ def test_check_finds_everything(make):
         "b": ([1, 32], "q8", 0, 33),
         "t": ([1, 32], "ternary", 136, 8),
     }
-    path = make(index(**specs), bad.tobytes() + bytes(8))
-    found = check_file(path)
+    path = make(index(**specs), bad.tobytes() + bytes(8) + bytes(4096))
+    notes = []
+    found = check_file(path, notes=notes)
+    assert "4096 unused bytes follow t" in notes[0].found
     assert [f.tensor for f in found] == ["b", "t", "a"]
     assert (found[2].row, found[2].block) == (1, 1)
     assert path.read_bytes()[found[2].byte + 1] == 0x80

@@ -157,6 +157,10 @@ def test_activation_formats_are_no_weights_and_nan_blocks_are_not_dead(tmp_path)
     notes, health = [], []
     (found,) = check_file(path, notes=notes, health=health)
     assert (found.tensor, found.found) == ("t", "its type is q8_1")
+    path = tiny(tmp_path / "k.gguf", [], {"k": (12, (1, 128), np.zeros((1, 72), np.uint8))})
+    notes.clear()
+    assert len(check_file(path, notes=notes)) == 1
+    assert [note.found for note in notes] == ["rows of 128 weights are no whole q4_K blocks"]
     raw[:, :2] = NAN
     raw[:, 2:18] = 0x88
     path = tiny(tmp_path / "m.gguf", [], {"u": (2, (2, 32), raw[:, :18])})
