@@ -270,3 +270,14 @@ def test_importing_pnrt_is_cheap():
 @pytest.mark.parametrize("name", ["formats", "reference", "scalars", "jit", "backend", "generate"])
 def test_rooms_without_kernels_load_no_numba(name):
     assert not {"numba", "llvmlite", "tokenizers"} & loaded_by(f"import pnrt.{name}")
+
+
+def test_compiled_code_decides_the_caches_name():
+    """A kernel outside jit.SOURCES would be loaded stale after an edit."""
+    from pnrt import jit
+
+    named = {path for pattern in jit.SOURCES for path in ROOT.glob(pattern)}
+    parts = ("pnrt.jit.inline", "pnrt.jit.kernel", "pnrt.simd", "pnrt.emit", "pnrt.native")
+    made = {ROOT / m.name for m in modules() for i in m.imports if i.module.startswith(parts)}
+    assert len(made) > 20
+    assert not made - named

@@ -10,7 +10,7 @@ from pnrt.cuda.chain import Chain, Gate, Norm, Regroup
 from pnrt.cuda.control import elements
 from pnrt.cuda.kernel import Call, KernelError, kernel
 from pnrt.cuda.lanes import at, block, blocks, lane, store_u32, u64
-from pnrt.cuda.pack import pack
+from pnrt.cuda.packers import pack
 from pnrt.cuda.standin import StandIn
 from pnrt.formats import FORMATS
 from pnrt.generate import build_program
