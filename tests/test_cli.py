@@ -248,10 +248,10 @@ def test_score_alone_and_against(models, pn, tmp_path):
     assert both["kld"]["value"] > 0
     itself = json.loads(pnrt(*args, "--against", pn).stdout)
     assert itself["kld_max"] == 0
-    exact = json.loads(pnrt(*args, "--against-activations", "f32").stdout)
+    exact = json.loads(pnrt(*args, "--against-kv", "f32").stdout)
     assert exact["model"] == alone["perplexity"]
     assert 0 < exact["kld"]["value"] < both["kld"]["value"]
-    assert exact["base_settings"] == {"activations": "f32", "kv": "f16"}
+    assert exact["base_settings"] == {"activations": "q8_0", "kv": "f32"}
     shown = pnrt(*args[:-1], "--against", pn).stdout
     assert "same top token" in shown
     assert "activations q8_0, kv f16" in shown
