@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,16 +41,18 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Where all tests run, another CPU compiles the kernels of the formats meanwhile."""
+    """Where all tests run, another CPU compiles kernels meanwhile."""
     if len(session.items) > MANY and default_threads()[0] > 1:
         command, root = [sys.executable, "-m", "tests.warm"], Path(__file__).parents[1]
-        _warming.append(subprocess.Popen(command, cwd=root))
+        _warming.append(subprocess.Popen(command, cwd=root, start_new_session=True))
 
 
 def pytest_unconfigure(config):
     """Remove the session's cache."""
     for process in _warming:
-        process.kill()
+        # what it started, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if _own_cache:
         os.environ.pop("PNRT_CACHE", None)
