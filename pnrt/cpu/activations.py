@@ -16,8 +16,7 @@ from pnrt.jit import Call, inline, kernel, words
 from pnrt.machine import cpu_features
 from pnrt.simd import (
     absolute_bits,
-    add_i,
-    at_least,
+    add,
     bits_float,
     f32_at,
     float_bits,
@@ -27,14 +26,13 @@ from pnrt.simd import (
     half_value,
     i32_at,
     larger_i,
+    less,
     load_first,
     mul,
+    pick,
     read_i64,
     set_f32,
     store_i8,
-    sub,
-    sub_i,
-    to_f32,
     truncate,
 )
 
@@ -43,14 +41,15 @@ TILE = {"amx": 16, "vnni": 8}.get(dot_tier(), 8 if "avx512f" in cpu_features() e
 SUMS = 3
 
 
+# the largest float32 below a half: a half itself would round 0.49999997 up to 1
+_HALF = np.float32(0.49999997)
+
+
 @inline
 def _rounded(x, inverse):
     """To nearest, halves away from zero."""
     v = mul(x, inverse)
-    whole = truncate(v)
-    rest = sub(v, to_f32(whole))
-    half = np.float32(0.5)
-    return sub_i(add_i(whole, at_least(rest, set_f32(half))), at_least(set_f32(-half), rest))
+    return truncate(add(v, pick(less(v, set_f32(np.float32(0))), set_f32(-_HALF), set_f32(_HALF))))
 
 
 def _quantize(a, thread, threads):
@@ -60,18 +59,17 @@ def _quantize(a, thread, threads):
     totals = read_i64(a + 88)
     tokens = read_i64(read_i64(a + 64))
     bad = i32_at(read_i64(a + 72))
-    first, last = share(tokens, thread, threads)
-    if thread == threads - 1:
-        # the unused tokens of the last tile are zeros
-        last = (tokens + count - 1) // count * count
     real = (K + 31) // 32
-    for t in range(first, last):
-        source = x + t * width * 4
-        for b in range(real):
+    first, last = share((tokens + count - 1) // count * real, thread, threads)
+    tile, b = first // real, first % real
+    for _ in range(first, last):
+        # all tokens of a block, so that what is written stays in the first-level cache
+        for j in range(count):
+            t, at = tile * count + j, (tile * blocks + b) * count + j
+            # the unused tokens of the last tile are zeros
             n = K - b * 32 if t < tokens else 0
-            at = ((t // count) * blocks + b) * count + t % count
+            source = x + (t * width + b * 32) * 4
             low, high = load_first(source, n), load_first(source + 64, n - 16)
-            source += 128
             top = fold_max_i(larger_i(absolute_bits(low), absolute_bits(high)))
             if top >= np.int32(0x7F800000):
                 bad[0] = np.int32(1)
@@ -92,6 +90,9 @@ def _quantize(a, thread, threads):
             d[0] = half_value(half_bits(step))
             if d[0] > np.float32(65504.0):
                 bad[0] = np.int32(1)
+        b += 1
+        if b == real:
+            tile, b = tile + 1, 0
 
 
 quantize_kernel = kernel(_quantize, name="quantize_q8_0")
