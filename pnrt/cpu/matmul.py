@@ -46,8 +46,9 @@ PARTIAL = 6 * TILE * 64
 PRODUCTS = 12 * 1024
 # units at most whose products are asked for before they are read
 EARLY = 2
-# unpacked panels of one thread: they and a tile of activations stay in the second-level cache
-UNPACKED = 1 << 19
+# unpacked panels of one thread: they and a tile of activations stay in the second-level cache,
+# and the more they are the fewer times the activations come from behind it
+UNPACKED = 1 << 20
 _left7, _left14 = shift_left(7), shift_left(14)
 
 
