@@ -59,17 +59,19 @@ def _quantize(a, thread, threads):
     totals = read_i64(a + 88)
     tokens = read_i64(read_i64(a + 64))
     bad = i32_at(read_i64(a + 72))
+    # by tokens: a step of the same thread made them, and no barrier is between
+    first, last = share(tokens, thread, threads)
+    if thread == threads - 1:
+        # the unused tokens of the last tile are zeros
+        last = (tokens + count - 1) // count * count
     real = (K + 31) // 32
-    first, last = share((tokens + count - 1) // count * real, thread, threads)
-    tile, b = first // real, first % real
-    for _ in range(first, last):
-        # all tokens of a block, so that what is written stays in the first-level cache
-        for j in range(count):
-            t, at = tile * count + j, (tile * blocks + b) * count + j
-            # the unused tokens of the last tile are zeros
+    for t in range(first, last):
+        source = x + t * width * 4
+        for b in range(real):
             n = K - b * 32 if t < tokens else 0
-            source = x + (t * width + b * 32) * 4
+            at = ((t // count) * blocks + b) * count + t % count
             low, high = load_first(source, n), load_first(source + 64, n - 16)
+            source += 128
             top = fold_max_i(larger_i(absolute_bits(low), absolute_bits(high)))
             if top >= np.int32(0x7F800000):
                 bad[0] = np.int32(1)
@@ -90,9 +92,6 @@ def _quantize(a, thread, threads):
             d[0] = half_value(half_bits(step))
             if d[0] > np.float32(65504.0):
                 bad[0] = np.int32(1)
-        b += 1
-        if b == real:
-            tile, b = tile + 1, 0
 
 
 quantize_kernel = kernel(_quantize, name="quantize_q8_0")
