@@ -135,8 +135,6 @@ class Model:
             sampler: None for greedy.
         Raises: ModelError as eval, and with a sampler for logits that are not numbers.
         """
-        from pnrt.text.sampling import check_largest
-
         greedy = sampler is None or sampler.temperature == 0
         if not (greedy and hasattr(self.session, "run_greedy")):
             logits = self.eval(tokens, chunk)
@@ -146,6 +144,8 @@ class Model:
             self.session.run(part, 0)
         token, logit = self.session.run_greedy(last)
         if sampler:
+            from pnrt.text.sampling import check_largest
+
             check_largest(token, logit)
         return token
 
@@ -245,7 +245,7 @@ def load(
         config = read_config(file)
         tensors = check_weights(file, config)
         rotated = read_rotation(file, rotation)
-        context = _context(config, context)
+        context = chosen_context(config, context)
         program = build_program(config, {info.name for info in tensors.values()}, rotated)
         reader = WeightReader(file, rotated, validate, target)
         backends.check_program(engine, program, reader.format)
@@ -265,12 +265,17 @@ def load(
         raise
 
 
-def _context(config: Config, asked: int | None) -> int:
+def chosen_context(config: Config, asked: int | None, name: str = "context") -> int:
+    """Tokens of context: those asked for, or for None the model's own, at most DEFAULT_CONTEXT.
+
+    Args: name – what the caller calls it.
+    Raises: ModelError for more than the model has.
+    """
     if asked is None:
         return min(config.context_length, DEFAULT_CONTEXT)
     if not 1 <= asked <= config.context_length:
         raise ModelError(
-            f"context {asked}: this model holds 1 to {config.context_length} tokens. "
+            f"{name} {asked}: this model holds 1 to {config.context_length} tokens. "
             "Ask for no more than that (--context, --ctx)."
         )
     return asked

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pnrt.backend import CACHE_TYPES, check_choice
 from pnrt.errors import ModelError
-from pnrt.generate import build_program
+from pnrt.generate import build_program, chosen_context
 from pnrt.mixes import is_matrix
 from pnrt.models.config import read_config
 from pnrt.models.rotation import PN_FORMATS, ROTATION_KEYS, read_rotation
@@ -118,7 +118,7 @@ def plan(
     """
     check_choice("kv", kv, CACHE_TYPES)
     config = read_config(file)
-    context = _context(config, context)
+    context = chosen_context(config, context, "--context")
     if bandwidth is not None and not (bandwidth > 0 and math.isfinite(bandwidth)):
         raise ModelError(f"--bandwidth {bandwidth}: needed GB/s above zero. A P100 has 732.")
     tensors = check_weights(file, config)
@@ -144,17 +144,6 @@ def plan(
         "bound": _bound(read, bandwidth, context, config),
         "notes": notes,
     }
-
-
-def _context(config: Config, asked: int | None) -> int:
-    if asked is None:
-        return min(config.context_length, 8192)
-    if not 1 <= asked <= config.context_length:
-        raise ModelError(
-            f"--context {asked}: this model has 1 to {config.context_length} tokens of context. "
-            "Ask for no more than that."
-        )
-    return asked
 
 
 def _rotation(file: MappedFile | Blueprint, notes: list[str]):

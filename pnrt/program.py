@@ -16,6 +16,8 @@ from typing import Any
 
 # ops of the table that work on weights of a format; the others know float32 slots only
 FORMAT_OPS = ("embed", "matmul")
+# ops whose element n is made of the inputs' elements n
+ELEMENTWISE = ("add", "add_bias", "scale", "sigmoid", "swiglu", "take")
 
 
 @dataclass(frozen=True)

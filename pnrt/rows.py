@@ -84,17 +84,25 @@ def planes(nbytes: int, offset: int):
 
 
 @inline
-def _word(at):
-    # the halves of a word are aligned to 2 bytes only
-    return np.uint64(read_u16(at)) | (np.uint64(read_u16(at + 2)) << np.uint64(16))
+def word(at):
+    """The uint32 at an address that is aligned to 2 bytes only, as a block's words are."""
+    return np.uint32(read_u16(at)) | np.uint32(read_u16(at + 2)) << np.uint32(16)
 
 
-@inline
-def _threes(half):
-    # four codes of 3 bits to bytes 0, 2, 4, 6
-    a, b = half & np.uint64(0x7), (half & np.uint64(0x38)) << np.uint64(13)
-    c, d = (half & np.uint64(0x1C0)) << np.uint64(26), (half & np.uint64(0xE00)) << np.uint64(39)
-    return a | b | c | d
+def _apart(bits: int):
+    """A function that takes the lowest four codes of so many bits to bytes 0, 2, 4, 6."""
+    low, second, third, fourth = (np.uint64((1 << bits) - 1 << i * bits) for i in range(4))
+    step = np.uint64(16 - bits)
+
+    @inline
+    def apart(half):
+        far = (half & third) | (half & fourth) << step
+        return (half & low) | (half & second) << step | far << step << step
+
+    return apart
+
+
+_threes, _fours = _apart(3), _apart(4)
 
 
 @inline
@@ -103,20 +111,12 @@ def pn3t_codes(row, u, n, c):
     for block in range(2 if n == 160 else 1):
         words, out = row + (2 * u + block) * 34 + 2, c + 80 * block
         for w in range(8):
-            word = _word(words + 4 * w)
-            high = word >> np.uint64(16)
-            u64_at(out + 10 * w)[0] = _threes(word) | (_threes(high) << np.uint64(8))
-            last = (word >> np.uint64(12)) & np.uint64(7)
+            low = np.uint64(word(words + 4 * w))
+            high = low >> np.uint64(16)
+            u64_at(out + 10 * w)[0] = _threes(low) | (_threes(high) << np.uint64(8))
+            last = (low >> np.uint64(12)) & np.uint64(7)
             last |= ((high >> np.uint64(12)) & np.uint64(7)) << np.uint64(8)
             u16_at(out + 10 * w + 8)[0] = np.uint16(last)
-
-
-@inline
-def _fours(half):
-    # four codes of 4 bits to bytes 0, 2, 4, 6
-    a, b = half & np.uint64(0xF), (half & np.uint64(0xF0)) << np.uint64(12)
-    c, d = (half & np.uint64(0xF00)) << np.uint64(24), (half & np.uint64(0xF000)) << np.uint64(36)
-    return a | b | c | d
 
 
 @inline
@@ -124,9 +124,8 @@ def pn4t_codes(row, u, n, c):
     """Eight codes of four bits per word: element t in half t mod 2, pair t // 2."""
     words = row + (u >> 1) * 34 + 2 + (u & 1) * 16
     for w in range(4):
-        word = _word(words + 4 * w)
-        codes = _fours(word) | (_fours(word >> np.uint64(16)) << np.uint64(8))
-        u64_at(c + 8 * w)[0] = codes
+        low = np.uint64(word(words + 4 * w))
+        u64_at(c + 8 * w)[0] = _fours(low) | (_fours(low >> np.uint64(16)) << np.uint64(8))
 
 
 @inline

@@ -12,6 +12,7 @@ import numpy as np
 from pnrt.cpu.dots import dot_tier
 from pnrt.cpu.elementwise import share
 from pnrt.cpu.pack import aligned
+from pnrt.formats.base import BELOW_HALF
 from pnrt.jit import Call, inline, kernel, words
 from pnrt.machine import cpu_features
 from pnrt.simd import (
@@ -41,15 +42,13 @@ TILE = {"amx": 16, "vnni": 8}.get(dot_tier(), 8 if "avx512f" in cpu_features() e
 SUMS = 3
 
 
-# the largest float32 below a half: a half itself would round 0.49999997 up to 1
-_HALF = np.float32(0.49999997)
-
-
 @inline
 def _rounded(x, inverse):
     """To nearest, halves away from zero."""
     v = mul(x, inverse)
-    return truncate(add(v, pick(less(v, set_f32(np.float32(0))), set_f32(-_HALF), set_f32(_HALF))))
+    # as formats.base.round_away
+    half = pick(less(v, set_f32(np.float32(0))), set_f32(-BELOW_HALF), set_f32(BELOW_HALF))
+    return truncate(add(v, half))
 
 
 def _quantize(a, thread, threads):

@@ -24,7 +24,7 @@ from pnrt.cpu.matvec import one_kernel
 from pnrt.cpu.pack import Weight, aligned
 from pnrt.cpu.tiles import tiles
 from pnrt.cpu.unpack import Record, panel_bytes, record_of, unpack_kernel
-from pnrt.cpu.walk import LANES, draw, make_finish, places_of, walk
+from pnrt.cpu.walk import LANES, draw, make_finish, order_of, walk
 from pnrt.formats import FORMATS
 from pnrt.jit import Call, Kernel, inline, kernel, words
 from pnrt.native import call
@@ -308,7 +308,7 @@ def matmul(
     steps, ticket = walk(weight.units), np.zeros(8, np.int64)
     config = np.frombuffer(dots.tile_config(), np.uint8)
     # the units in the contract's order, and what is asked for early behind the last of a panel
-    order = np.resize(np.argsort(places_of(weight.units)), weight.units + 2 * EARLY)
+    order = np.resize(order_of(weight.units), weight.units + 2 * EARLY)
     unpacked = weight.format not in FLOATS and (x.count > 1 or mode == "f32")
     each, calls, unpack_words = max(1, weight.panels // (16 * threads)), (), np.zeros(1, np.int64)
     if unpacked:

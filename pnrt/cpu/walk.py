@@ -36,10 +36,14 @@ def walk(units: int) -> np.ndarray:
     return np.array(steps, np.int64)
 
 
+def order_of(units: int) -> np.ndarray:
+    """The units in the contract's order: int64 [units]."""
+    return np.concatenate([np.arange(lane, units, LANES) for lane in walk(units)[:, 0]])
+
+
 def places_of(units: int) -> np.ndarray:
     """Where each unit lies in the contract's order: int64 [units]."""
-    order = [np.arange(lane, units, LANES) for lane in walk(units)[:, 0]]
-    return np.argsort(np.concatenate(order))
+    return np.argsort(order_of(units))
 
 
 def make_finish(count: int, load: Callable, store: Callable) -> Callable:

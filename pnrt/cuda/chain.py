@@ -12,15 +12,13 @@ from typing import NamedTuple
 
 from pnrt.cuda.activations import VIEWS, code_block, note
 from pnrt.cuda.elementary import sigmoid, silu
-from pnrt.cuda.kernel import Call, Kernel, device, kernel, registers, unroll
+from pnrt.cuda.kernel import Call, Kernel, device, kernel, unroll
 from pnrt.cuda.lanes import (
     at,
     block,
     block_y,
-    butterfly,
     f32,
     fetch_f32,
-    fma,
     i32,
     lane,
     load_f32,
@@ -34,13 +32,14 @@ from pnrt.cuda.lanes import (
     u64,
     warp,
 )
+from pnrt.cuda.norm import squares
 from pnrt.cuda.rotate import add_and_subtract, in_warp, scale_of
 
 THREADS = 256
 # views of a chain at most, and what the kernel gets of each: its address and that of its flag
 MOST = 3
 TARGETS = ((u64, u64),) * MOST
-# loads of a lane that are under way together
+# loads of a lane that are under way together, at most
 AHEAD = 32
 
 
@@ -109,32 +108,6 @@ class Chain(NamedTuple):
         return "_".join(filter(None, parts))
 
 
-def _squares(n: int):
-    """@device: norm.sum_of_squares of a known number, with more loads under way."""
-    whole, rest = divmod(n, 32)
-
-    @device
-    def squares(x):
-        total = f32(0.0)
-        v = registers()
-        p = at(x, lane(), 4)
-        for trip in range(whole // AHEAD):
-            for j in unroll(AHEAD):
-                v[j] = load_f32(at(p, (trip * AHEAD + j) * 32, 4))
-            for j in unroll(AHEAD):
-                total = fma(v[j], v[j], total)
-        for j in unroll(range(whole // AHEAD * AHEAD, whole)):
-            v[j] = load_f32(p + j * 128)
-        for j in unroll(range(whole // AHEAD * AHEAD, whole)):
-            total = fma(v[j], v[j], total)
-        if lane() < rest:
-            w = load_f32(p + whole * 128)
-            total = fma(w, w, total)
-        return butterfly(total)
-
-    return squares
-
-
 def _source(c: Chain):
     """@device: number i of a row as it is before the rotation."""
 
@@ -154,7 +127,7 @@ def _source(c: Chain):
         n = c.norm.n
         end = min((first + (c.wide - 1)) // n + 1, u32(c.norm.heads))
         for h in range(first // n + warp(), end, THREADS // 32):
-            mean = squares(at(x, moved(h * n) // n * c.norm.stride, 4)) / f32(n)
+            mean = sum_of_squares(at(x, moved(h * n) // n * c.norm.stride, 4), u32(n)) / f32(n)
             r = 1.0 / sqrt(mean + c.norm.eps)
             if lane() == 0:
                 shared_store_f32(base + (h - first // n) * 4, r)
@@ -180,7 +153,9 @@ def _source(c: Chain):
             a = a * sigmoid(gate)
         return a
 
-    squares = _squares(c.norm.n) if c.norm else None
+    # as many loads at once as go into n without a rest
+    ahead = max((k for k in range(1, AHEAD + 1) if c.norm and c.norm.n // 32 % k == 0), default=1)
+    sum_of_squares = squares(ahead)
     return factors, source
 
 

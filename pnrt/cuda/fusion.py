@@ -142,15 +142,18 @@ def _width(step: Step) -> int:
 
 def operands(fused: Fused) -> tuple[str, str, str, str]:
     """Slots x and y of a chain, its norm's weight, its rotation's signs; '' for what it lacks."""
-    made = {step.output for step in fused.steps[:1]}
-    x, y = fused.steps[0].inputs[0], ""
-    weight = signs = ""
-    for i, step in enumerate(fused.steps):
+    first = fused.steps[0]
+    x, y, weight, signs = first.inputs[0], "", "", ""
+    for step in fused.steps:
         if step.op == "rms_norm":
             weight = step.weights[0]
         if step.op in ("swiglu", "sigmoid_gate"):
-            others = step.inputs[1:] if i == 0 else [s for s in step.inputs if s not in made]
-            y = others[0]
+            # x or what a norm made of it is one of the inputs, y the other
+            y = (
+                step.inputs[1]
+                if step is first
+                else next(slot for slot in step.inputs if slot != first.output)
+            )
         if step.op == "hadamard" and step.weights:
             signs = step.weights[0]
     return x, y, weight, signs

@@ -23,25 +23,31 @@ from pnrt.cuda.lanes import (
     u64,
 )
 
-# loads of a lane that are under way together
-AHEAD = 8
+
+def squares(ahead: int):
+    """@device: a sum of squares with so many loads of a lane under way together."""
+
+    @device
+    def sum_of_squares(x, n):
+        """Lane-32 sum of the squares of n f32 at x, in every lane; the warp works together."""
+        total = f32(0.0)
+        v = registers()
+        whole = n // (32 * ahead) * (32 * ahead)
+        for i in range(lane(), whole, 32 * ahead):
+            part = at(x, i, 4)
+            for j in unroll(ahead):
+                v[j] = load_f32(part + 128 * j)
+            for j in unroll(ahead):
+                total = fma(v[j], v[j], total)
+        for i in range(whole + lane(), n, 32):
+            w = load_f32(at(x, i, 4))
+            total = fma(w, w, total)
+        return butterfly(total)
+
+    return sum_of_squares
 
 
-@device
-def sum_of_squares(x, n):
-    """Lane-32 sum of the squares of n f32 at x, in every lane; the warp works together."""
-    total = f32(0.0)
-    v = registers()
-    whole = n // (32 * AHEAD) * (32 * AHEAD)
-    for i in range(lane(), whole, 32 * AHEAD):
-        for j in unroll(AHEAD):
-            v[j] = load_f32(at(x, i + 32 * j, 4))
-        for j in unroll(AHEAD):
-            total = fma(v[j], v[j], total)
-    for i in range(whole + lane(), n, 32):
-        w = load_f32(at(x, i, 4))
-        total = fma(w, w, total)
-    return butterfly(total)
+sum_of_squares = squares(8)
 
 
 @kernel(name="rms_norm")

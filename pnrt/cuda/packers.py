@@ -16,6 +16,7 @@ from pnrt.cuda.pack import CODECS, Weight, groups_of, layout
 from pnrt.errors import FormatError
 from pnrt.formats import FORMATS
 from pnrt.jit import Kernel, call, inline, kernel
+from pnrt.rows import word
 from pnrt.simd import (
     f32_at,
     half_value,
@@ -126,12 +127,6 @@ def _threes(c, row, u, units, out):
 
 
 @inline
-def _word(p):
-    # a block's words are aligned to 2 bytes only
-    return np.uint32(read_u16(p)) | np.uint32(read_u16(p + 2)) << np.uint32(16)
-
-
-@inline
 def _pn3t(row, u, n, units, out, c):
     for block in range(2):
         words = row + (2 * u + block) * 34 + 2
@@ -139,15 +134,15 @@ def _pn3t(row, u, n, units, out, c):
             target = u32_at(out + ((2 * block + q) * units + u) * 16)
             for w in range(4):
                 # kernels rely on the reserved bits being zero
-                word = _word(words + 16 * q + 4 * w) if n > 80 * block else np.uint32(0)
-                target[w] = word & np.uint32(0x7FFF7FFF)
+                read = word(words + 16 * q + 4 * w) if n > 80 * block else np.uint32(0)
+                target[w] = read & np.uint32(0x7FFF7FFF)
 
 
 @inline
 def _pn4t(row, u, n, units, out, c):
     words, target = row + (u >> 1) * 34 + 2 + (u & 1) * 16, u32_at(out + u * 16)
     for w in range(4):
-        target[w] = _word(words + 4 * w) ^ np.uint32(0x80008000)
+        target[w] = word(words + 4 * w) ^ np.uint32(0x80008000)
 
 
 def _coded(name: str) -> Callable:
@@ -201,7 +196,7 @@ def _halves(name: str) -> Callable:
 @inline
 def _q4_1(row, K, units, p, q):
     for u in range(units):
-        u32_at(p)[u] = _word(row + u * 20)
+        u32_at(p)[u] = word(row + u * 20)
 
 
 _small, _minimum = rows.six_bits(144, False), rows.six_bits(144, True)
@@ -210,7 +205,7 @@ _small, _minimum = rows.six_bits(144, False), rows.six_bits(144, True)
 @inline
 def _q4_k(row, K, units, p, q):
     for s in range(units // 8):
-        u32_at(p)[s] = _word(row + s * 144)
+        u32_at(p)[s] = word(row + s * 144)
     for u in range(units):
         u8_at(q)[2 * u], u8_at(q)[2 * u + 1] = _small(row, u), _minimum(row, u)
 

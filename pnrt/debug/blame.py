@@ -16,6 +16,7 @@ import numpy as np
 from pnrt.container.gguf import GGUFFile, open_gguf
 from pnrt.debug.trace import Trace, canonical
 from pnrt.errors import PnrtError
+from pnrt.program import ELEMENTWISE
 
 if TYPE_CHECKING:
     from pnrt.debug.diff import Report, Side
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 # elements of a row that the reference judges
 JUDGED = 64
-# ops whose element n is made of the inputs' elements n
-ELEMENTWISE = ("add", "add_bias", "scale", "sigmoid", "swiglu", "take")
 # rows of the head that a run computes at a time
 HEAD_ROWS = 64
 

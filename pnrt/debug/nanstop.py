@@ -8,6 +8,7 @@ import numpy as np
 
 from pnrt import reference
 from pnrt.errors import DifferenceError
+from pnrt.program import ELEMENTWISE
 
 if TYPE_CHECKING:
     from pnrt.backend import Tap
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 # 8-bit activations: the scale max|x| / 127 of a block is a finite fp16
 TOO_LARGE = 127 * 65520.0
-# ops whose element n is made of the inputs' elements n
-ELEMENTWISE = ("add", "add_bias", "scale", "sigmoid", "swiglu", "take")
 # rows of an embedding table decoded at once
 ROWS = 1024
 
