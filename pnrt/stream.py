@@ -125,21 +125,23 @@ def context(model: Model) -> int:
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The text before the first of some texts; what may be the beginning of one is held back."""
-    held = ""
+    """The text before the first of some texts; what may be the beginning of one is held back.
+
+    One that is there waits while another that began before it may still be completed.
+    """
+    held, end = "", 0
     for piece in pieces:
         held += piece
-        found = [at for text in stop if (at := held.find(text)) >= 0]
-        if found:
-            held = held[: min(found)]
-            break
+        end = min((at for text in stop if (at := held.find(text)) >= 0), default=len(held))
         begun = (n for text in stop for n in range(1, len(text)) if held.endswith(text[:n]))
-        sure = len(held) - max(begun, default=0)
+        sure = min(end, len(held) - max(begun, default=0))
+        if end == sure < len(held):
+            break
         if sure:
             yield held[:sure]
-        held = held[sure:]
-    if held:
-        yield held
+        held, end = held[sure:], end - sure
+    if end:
+        yield held[:end]
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

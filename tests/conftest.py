@@ -11,8 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hypothesis import settings
+
 from pnrt.demo import cached_model
 from pnrt.machine import default_threads
+
+# the same examples in every run
+settings.register_profile("pnrt", derandomize=True, deadline=None, database=None)
+settings.load_profile("pnrt")
 
 RAN = ("passed", "failed", "error", "xfailed", "xpassed")
 _own_cache: Path | None = None

@@ -19,6 +19,9 @@ from pnrt.stream import Answer, prompt_tokens, until
         (["aab", "ac"], ("aac", "abac"), "a"),
         (["one\n", "\n", "two"], ("\n\n",), "one"),
         (["ends with a b"], ("bc",), "ends with a b"),
+        (["b", "ab", "a"], ("a", "baba"), ""),
+        (["b", "ab"], ("a", "baba"), "b"),
+        (["b", "ab", "b"], ("a", "baba"), "b"),
     ],
 )
 def test_stop_texts_are_not_written(pieces, stop, written):

@@ -9,7 +9,7 @@ from pnrt.errors import FormatError
 from pnrt.formats import FORMATS, base
 from tests.formats.report import assert_blocks_equal
 
-FEW = settings(max_examples=12, derandomize=True, deadline=None, database=None)
+FEW = settings(max_examples=12)
 SEEDS = st.integers(0, 2**32 - 1)
 EXPONENTS = st.floats(-3, 1)
 # bits of error a weight may have, relative to the largest of its group (FORMATS 7)

@@ -85,7 +85,7 @@ def test_golden_smollm2():
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("default", "spm")])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=40))
 def test_bpe_is_lossless(name, text):
     tokenizer = built(name)
@@ -125,7 +125,7 @@ SPM = metadata_of(GOLDEN / "vocab-spm.gguf")
 PIECES = [t.replace("\u2581", " ") for t in SPM["tokenizer.ggml.tokens"][259:] if "<" not in t]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=8))
 def test_spm_follows_the_rule(parts):
     # the markers of the vocabulary are user-defined tokens and not part of this rule
@@ -135,7 +135,7 @@ def test_spm_follows_the_rule(parts):
     assert built("spm").decode(expected) == text.replace("\u2581", " ")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     words=st.sets(st.text("abc", min_size=2, max_size=5), max_size=30),
     scores=st.lists(st.integers(-3, 0), min_size=30, max_size=30),
