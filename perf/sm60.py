@@ -77,7 +77,7 @@ def disassembler(given: str | None = None) -> str:
 
     Raises: DeviceError where there is none.
     """
-    path = given or os.environ.get("NVDISASM") or shutil.which("nvdisasm")
+    path = shutil.which(given or os.environ.get("NVDISASM") or "nvdisasm")
     if not path:
         raise DeviceError(
             "nvdisasm: not found in --nvdisasm, NVDISASM or PATH; one of CUDA 12 is needed. The "

@@ -197,8 +197,6 @@ def quantize_file(
     """
     target = Path(target)
     check_target(target, Path(source))
-    if not target.parent.is_dir():
-        raise FileError(f"{target}: the folder {target.parent} does not exist; make it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open_gguf(source, extra_types=extra_types) as file:

@@ -43,10 +43,15 @@ class Commands(TyperGroup):
                 "Use a smaller --context, or close other programs; `pnrt plan` says what is needed."
             )
         except UnicodeDecodeError as error:
-            _fail(
-                f"the text is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}; "
-                "pnrt reads UTF-8. Convert the text, e.g. with iconv."
-            )
+            _fail(not_utf8("standard input", error))
+
+
+def not_utf8(where: object, error: UnicodeDecodeError) -> str:
+    """The sentence for a text that cannot be read."""
+    return (
+        f"{where}: is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}; pnrt "
+        "reads texts in UTF-8. Convert it, e.g. with iconv."
+    )
 
 
 def _fail(message: str) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pnrt.cli.app import not_utf8
 from pnrt.cli.output import progress
-from pnrt.errors import FormatError, ModelError
+from pnrt.errors import FileError, FormatError, ModelError
 
 if TYPE_CHECKING:
     from pnrt.generate import Model
@@ -111,6 +112,14 @@ def _fits(model: Model, ids: list[int]) -> None:
             f"token {bad[0]}: not in the vocabulary; ids are 0 to {model.config.vocab_size - 1}. "
             "Check the ids, or the model they came from."
         )
+
+
+def text_of(path: Path) -> str:
+    """The content of a text file. Raises: FileError where it is not UTF-8, OSError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(not_utf8(path, error)) from None
 
 
 def extra_types(e4m3_id: int | None) -> dict[int, str] | None:

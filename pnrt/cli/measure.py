@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.loading import load
+from pnrt.cli.loading import load, text_of
 from pnrt.cli.options import Chunk, File, Json, Threads, runs_model
 from pnrt.cli.output import progress, show
 from pnrt.errors import ModelError
@@ -39,7 +39,7 @@ def score(
     from pnrt import score as scores
     from pnrt.screen import models as screen
 
-    words = text.read_text(encoding="utf-8")
+    words = text_of(text)
     options["context"] = ctx
     how = {key: options[key] for key in ("activations", "kv")}
     other = {"activations": against_activations, "kv": against_kv}
@@ -154,5 +154,5 @@ def _words(text: str) -> str:
     """The file's content if there is such a file, else the text itself."""
     with contextlib.suppress(OSError):
         if Path(text).is_file():
-            return Path(text).read_text(encoding="utf-8")
+            return text_of(Path(text))
     return text

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pnrt.cli.app import app
-from pnrt.cli.loading import extra_types, load, naming, prompted, sampling
+from pnrt.cli.loading import extra_types, load, naming, prompted, sampling, text_of
 from pnrt.cli.options import (
     Chunk,
     Context,
@@ -101,7 +101,7 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     sampler = sampling(temp, top_k, top_p, min_p, seed)
     seen: list[int] = []
-    own = template.read_text(encoding="utf-8") if template else None
+    own = text_of(template) if template else None
     with load(file, context=context, **options) as model, naming(file):
         own = template_of(model.file.metadata if own is None else own)
         while line := ask("> "):

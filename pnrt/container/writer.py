@@ -65,12 +65,17 @@ def write_gguf(
 
 
 def check_target(path: Path, *sources: Path) -> None:
-    """Refuse an output that is a directory, a device, or one of the files it is made from.
+    """Refuse an output that is a directory, a device, in no folder, or what it is made from.
 
     Raises: FileError.
     """
     if path.is_dir():
         raise FileError(f"{path}: is a directory; the output is a file. Add a file name.")
+    if not path.parent.is_dir():
+        raise FileError(
+            f"{path}: cannot be written (No such file or directory); the folder {path.parent} is "
+            "needed and does not exist. Make it first."
+        )
     if not path.exists():
         return
     if not path.is_file():
